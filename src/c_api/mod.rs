@@ -1,0 +1,1 @@
+//! extern "C": handles, status codes, last error, callbacks. No physics (DESIGN section 7).

@@ -1,0 +1,1 @@
+//! The `sezm` program: info, eval.

@@ -3,7 +3,7 @@
 use super::edge_geometry::{EdgeGeometry, EdgeGradient};
 use super::equivariant_norm::{scalar_norm, scalar_norm_adjoint};
 use super::radial::RadialForward;
-use super::real::{Into, Real, activate, activate_with_slope, dense, dot, matmul, matmul_transposed};
+use super::real::{Into, Real, activated, axpy, dense, dot, matmul, matmul_transposed, multiply_slopes};
 use crate::graph::Graph;
 use crate::model::config::{Activation, Config, EnvWidths};
 use crate::model::merge::multiply;
@@ -72,7 +72,7 @@ impl<T: Real> EnvironmentSeed<T> {
         let (n, hidden) = (edges.len(), self.merged.cols);
         let mut first = vec![T::zero(); n * self.rbf.cols];
         matmul(dense(&radial.rbf, n, self.rbf.rows), (&self.rbf).into(), &mut first, self.rbf.cols, Into::Set);
-        let activated: Vec<T> = first.iter().map(|&x| activate(self.activation, x)).collect();
+        let hidden_values = activated(self.activation, &first);
         let mut second = Vec::with_capacity(n * hidden);
         for e in edges {
             let row = |table: &'_ Matrix<T>, node: u32| graph.types[node as usize].max(0) as usize * table.cols;
@@ -80,10 +80,10 @@ impl<T: Real> EnvironmentSeed<T> {
             let destination = &self.destination_types.data[row(&self.destination_types, graph.dst[e])..][..hidden];
             second.extend(source.iter().zip(destination).map(|(&a, &b)| a + b));
         }
-        matmul(dense(&activated, n, self.merged.rows), (&self.merged).into(), &mut second, hidden, Into::Add);
-        let activated: Vec<T> = second.iter().map(|&x| activate(self.activation, x)).collect();
+        matmul(dense(&hidden_values, n, self.merged.rows), (&self.merged).into(), &mut second, hidden, Into::Add);
+        let hidden_values = activated(self.activation, &second);
         let mut g = vec![T::zero(); n * self.g2.cols];
-        matmul(dense(&activated, n, hidden), (&self.g2).into(), &mut g, self.g2.cols, Into::Set);
+        matmul(dense(&hidden_values, n, hidden), (&self.g2).into(), &mut g, self.g2.cols, Into::Set);
         SeedForward { first, second, g }
     }
 
@@ -93,21 +93,19 @@ impl<T: Real> EnvironmentSeed<T> {
         let mut second = vec![T::zero(); forward.second.len()];
         let grad_g = dense(grad_g, n, self.g2.cols);
         matmul_transposed(grad_g, (&self.g2).into(), &mut second, self.g2.rows, Into::Set);
-        self.slope(&forward.second, &mut second);
+        multiply_slopes(self.activation, &forward.second, &mut second);
         let mut first = vec![T::zero(); forward.first.len()];
         let grad = dense(&second, n, self.merged.cols);
         matmul_transposed(grad, (&self.merged).into(), &mut first, self.merged.rows, Into::Set);
-        self.slope(&forward.first, &mut first);
+        multiply_slopes(self.activation, &forward.first, &mut first);
         let mut rbf = vec![T::zero(); n * self.rbf.rows];
         let grad = dense(&first, n, self.rbf.cols);
         matmul_transposed(grad, (&self.rbf).into(), &mut rbf, self.rbf.rows, Into::Set);
         rbf
     }
-    fn slope(&self, x: &[T], grad: &mut [T]) {
-        grad.iter_mut().zip(x).for_each(|(g, &x)| *g *= activate_with_slope(self.activation, x).1);
-    }
 
     /// `[s, s n]` of an edge, `s = w / r`.
+    #[inline(always)]
     pub fn coordinates(geometry: &EdgeGeometry, e: usize) -> [f64; COORDINATES] {
         let s = geometry.weight[e] / geometry.distance[e];
         let n = geometry.direction[e];
@@ -115,19 +113,21 @@ impl<T: Real> EnvironmentSeed<T> {
     }
 
     /// Adds an edge to its atom's matrix `[coordinate][de]`.
+    #[inline(always)]
     pub fn add_edge(&self, coordinates: [f64; COORDINATES], g: &[T], matrix: &mut [T]) {
         for (row, a) in matrix.chunks_exact_mut(self.widths.embed).zip(coordinates) {
-            let a = T::of(a);
-            row.iter_mut().zip(g).for_each(|(m, &g)| *m += a * g);
+            axpy(T::of(a), g, row);
         }
     }
 
     /// Features of one edge in a chunk.
+    #[inline(always)]
     pub fn row<'a>(&self, forward: &'a SeedForward<T>, k: usize) -> &'a [T] {
         &forward.g[k * self.widths.embed..(k + 1) * self.widths.embed]
     }
 
     /// Adjoint of [`Self::add_edge`]: sets `grad_g`, adds direction to `gradient`, returns (dE/dw, dE/dr).
+    #[inline(always)]
     pub fn add_edge_adjoint(
         &self,
         geometry: &EdgeGeometry,
@@ -142,8 +142,7 @@ impl<T: Real> EnvironmentSeed<T> {
         let mut grad = [0.0; COORDINATES];
         for ((row, a), grad) in grad_matrix.chunks_exact(self.widths.embed).zip(coordinates).zip(&mut grad) {
             *grad = dot(row, g).wide();
-            let a = T::of(a);
-            grad_g.iter_mut().zip(row).for_each(|(o, &m)| *o += a * m);
+            axpy(T::of(a), row, grad_g);
         }
         let (w, r, n) = (geometry.weight[e], geometry.distance[e], geometry.direction[e]);
         let s = w / r;

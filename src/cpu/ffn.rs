@@ -5,7 +5,7 @@ use super::node_linear::{
     contract_frames, contract_frames_adjoint, degree_linear, degree_linear_adjoint, expand_frames,
     expand_frames_adjoint,
 };
-use super::real::{Into, Real, View, activate, activate_with_slope, dense, matmul, matmul_transposed, sigmoid};
+use super::real::{Into, Real, View, dense, each_activation, matmul, matmul_transposed, sigmoids, vectorised};
 use crate::model::config::Activation;
 use crate::model::merge::ffn_input;
 use crate::model::parameters::{DegreeLinear, Ffn, FfnNonlinearity, Matrix};
@@ -138,52 +138,77 @@ impl<T: Real> Gated<T> {
 
     /// Hidden rows, opened gates `[node][l - 1][H]` and the activated rows.
     fn forward(&self, nodes: usize, x: &[T]) -> (Vec<T>, Vec<T>, Vec<T>) {
-        let (h, width) = (self.hidden, self.width());
+        let width = self.width();
         let mut hidden = vec![T::zero(); self.rows() * nodes * width];
         degree_linear(&self.linear1, nodes, x, &mut hidden, Into::Set);
         let mut gate = Vec::new();
         if let Some(w) = &self.gate {
             gate = vec![T::zero(); nodes * w.cols];
             matmul(self.gate_input(nodes, &hidden), w.into(), &mut gate, w.cols, Into::Set);
-            gate.iter_mut().for_each(|g| *g = sigmoid(*g));
+            sigmoids(&mut gate);
         }
         let mut activated = vec![T::zero(); self.activated_len(nodes)];
+        vectorised!(self.activate_rows(nodes, &hidden, &gate, &mut activated));
+        (hidden, gate, activated)
+    }
+
+    #[inline(always)]
+    fn activate_rows(&self, nodes: usize, hidden: &[T], gate: &[T], activated: &mut [T]) {
+        let (h, width) = (self.hidden, self.width());
         for (i, out) in activated.chunks_exact_mut(h).enumerate() {
             let (row, node) = (i / nodes, i % nodes);
             let value = &hidden[i * width..(i + 1) * width];
             match row.isqrt() {
                 0 if self.glu => {
-                    for c in 0..h {
-                        out[c] = value[c] * activate(self.activation, value[h + c]);
-                    }
+                    let (value, gate) = value.split_at(h);
+                    each_activation(self.activation, gate, |c, act, _| out[c] = value[c] * act);
                 }
-                0 => (0..h).for_each(|c| out[c] = activate(self.activation, value[c])),
+                0 => each_activation(self.activation, value, |c, act, _| out[c] = act),
                 l => {
                     let gate = &gate[(node * (self.linear1.len() - 1) + l - 1) * h..][..h];
                     (0..h).for_each(|c| out[c] = value[c] * gate[c]);
                 }
             }
         }
-        (hidden, gate, activated)
     }
 
     fn adjoint(&self, nodes: usize, hidden: &[T], gate: &[T], grad: &[T], grad_x: &mut [T], into: Into) {
-        let (h, width, degrees) = (self.hidden, self.width(), self.linear1.len());
+        let (h, width) = (self.hidden, self.width());
         let mut grad_hidden = vec![T::zero(); self.rows() * nodes * width];
         let mut grad_gate = vec![T::zero(); gate.len()];
+        vectorised!(self.activate_rows_adjoint(nodes, (hidden, gate), grad, &mut grad_hidden, &mut grad_gate));
+        if let Some(w) = &self.gate {
+            grad_gate.iter_mut().zip(gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
+            let first = if self.glu { h } else { 0 };
+            let grad_gate = dense(&grad_gate, nodes, w.cols);
+            matmul_transposed(grad_gate, w.into(), &mut grad_hidden[first..], width, Into::Add);
+        }
+        degree_linear_adjoint(&self.linear1, nodes, &grad_hidden, grad_x, into);
+    }
+
+    #[inline(always)]
+    fn activate_rows_adjoint(
+        &self,
+        nodes: usize,
+        (hidden, gate): (&[T], &[T]),
+        grad: &[T],
+        grad_hidden: &mut [T],
+        grad_gate: &mut [T],
+    ) {
+        let (h, width, degrees) = (self.hidden, self.width(), self.linear1.len());
         for (i, g) in grad.chunks_exact(h).enumerate() {
             let (row, node) = (i / nodes, i % nodes);
             let value = &hidden[i * width..(i + 1) * width];
             let out = &mut grad_hidden[i * width..(i + 1) * width];
             match row.isqrt() {
                 0 if self.glu => {
-                    for c in 0..h {
-                        let (act, slope) = activate_with_slope(self.activation, value[h + c]);
+                    let ((value, gate), (out, out_gate)) = (value.split_at(h), out.split_at_mut(h));
+                    each_activation(self.activation, gate, |c, act, slope| {
                         out[c] = g[c] * act;
-                        out[h + c] = g[c] * value[c] * slope;
-                    }
+                        out_gate[c] = g[c] * value[c] * slope;
+                    });
                 }
-                0 => (0..h).for_each(|c| out[c] = g[c] * activate_with_slope(self.activation, value[c]).1),
+                0 => each_activation(self.activation, value, |c, _, slope| out[c] = g[c] * slope),
                 l => {
                     let at = (node * (degrees - 1) + l - 1) * h;
                     for c in 0..h {
@@ -193,12 +218,5 @@ impl<T: Real> Gated<T> {
                 }
             }
         }
-        if let Some(w) = &self.gate {
-            grad_gate.iter_mut().zip(gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
-            let first = if self.glu { h } else { 0 };
-            let grad_gate = dense(&grad_gate, nodes, w.cols);
-            matmul_transposed(grad_gate, w.into(), &mut grad_hidden[first..], width, Into::Add);
-        }
-        degree_linear_adjoint(&self.linear1, nodes, &grad_hidden, grad_x, into);
     }
 }

@@ -3,12 +3,13 @@
 //! The last, linear layer is merged with what follows it (`model::merge::radial_kernel`).
 
 use super::equivariant_norm::{scalar_norm, scalar_norm_adjoint};
-use super::real::{Into, Real, activate, activate_with_slope, dense, matmul, matmul_transposed};
+use super::real::{Into, Real, activated, dense, matmul, matmul_transposed, multiply_slopes};
 use crate::math::envelope::Envelope;
 use crate::math::radial_basis::{RadialBasis, RadialKind};
 use crate::model::Parameters;
 use crate::model::config::{Activation, Basis, Config};
 use crate::model::parameters::Matrix;
+use rayon::prelude::*;
 
 /// eps of the norms inside the radial network (SPEC 5).
 const NORM_EPS: f64 = 1e-7;
@@ -20,12 +21,27 @@ pub struct RadialStage<T> {
     activation: Activation,
 }
 
+/// The radial basis of all edges: it is the same in every block, and dear.
+pub struct BasisTable<T> {
+    /// Functions.
+    pub len: usize,
+    /// `[edge][n_radial]`, and d/dr of it, 1/Å.
+    values: Vec<T>,
+    slopes: Vec<T>,
+}
+
+impl<T: Real> BasisTable<T> {
+    /// dE/dr of an edge, eV/Å, from dE/d(rbf).
+    pub fn slope_along_edge(&self, edge: usize, grad_rbf: &[T]) -> f64 {
+        let slopes = &self.slopes[edge * self.len..(edge + 1) * self.len];
+        grad_rbf.iter().zip(slopes).map(|(&g, &s)| g.wide() * s.wide()).sum()
+    }
+}
+
 /// A chunk's radial features and what their adjoint needs.
 pub struct RadialForward<T> {
     /// `[edge][n_radial]`.
     pub rbf: Vec<T>,
-    /// d(rbf)/dr, 1/Å; empty unless asked for.
-    pub slopes: Vec<T>,
     layers: Vec<HiddenForward<T>>,
     /// `[edge][width]`: the last hidden layer (the basis itself where there is none).
     pub hidden: Vec<T>,
@@ -56,21 +72,27 @@ impl<T: Real> RadialStage<T> {
         }
     }
 
-    /// `distance` of each edge of the chunk, Å; `slopes`: also the derivatives of the basis, for an adjoint.
-    pub fn forward(&self, distance: impl ExactSizeIterator<Item = f64>, slopes: bool) -> RadialForward<T> {
-        let (edges, n) = (distance.len(), self.basis.len());
+    /// The basis of edges of the given lengths, Å.
+    pub fn basis(&self, distance: &[f64]) -> BasisTable<T> {
+        let len = self.basis.len();
+        let (mut values, mut slopes) = (vec![T::zero(); distance.len() * len], vec![T::zero(); distance.len() * len]);
+        let rows = values.par_chunks_mut(len).zip(slopes.par_chunks_mut(len)).zip(distance).with_min_len(64);
+        rows.for_each_init(
+            || (vec![0.0; len], vec![0.0; len]),
+            |(value, slope), ((values, slopes), &r)| {
+                self.basis.values_and_slopes(r, value, slope);
+                values.iter_mut().zip(&*value).for_each(|(o, &x)| *o = T::of(x));
+                slopes.iter_mut().zip(&*slope).for_each(|(o, &x)| *o = T::of(x));
+            },
+        );
+        BasisTable { len, values, slopes }
+    }
+
+    /// Radial features of a chunk of edges.
+    pub fn forward(&self, basis: &BasisTable<T>, chunk: impl ExactSizeIterator<Item = usize>) -> RadialForward<T> {
+        let (edges, n) = (chunk.len(), basis.len);
         let mut rbf = Vec::with_capacity(edges * n);
-        let mut slope = Vec::with_capacity(if slopes { edges * n } else { 0 });
-        let (mut value, mut derivative) = (vec![0.0; n], vec![0.0; n]);
-        for r in distance {
-            if slopes {
-                self.basis.values_and_slopes(r, &mut value, &mut derivative);
-                slope.extend(derivative.iter().map(|&x| T::of(x)));
-            } else {
-                self.basis.values(r, &mut value);
-            }
-            rbf.extend(value.iter().map(|&x| T::of(x)));
-        }
+        chunk.for_each(|e| rbf.extend_from_slice(&basis.values[e * n..(e + 1) * n]));
         let mut layers = Vec::with_capacity(self.hidden.len());
         let mut hidden = rbf.clone();
         for (matrix, scale) in &self.hidden {
@@ -78,7 +100,7 @@ impl<T: Real> RadialStage<T> {
             layers.push(layer);
             hidden = out;
         }
-        RadialForward { rbf, slopes: slope, layers, hidden }
+        RadialForward { rbf, layers, hidden }
     }
 
     fn layer(&self, edges: usize, matrix: &Matrix<T>, scale: Option<&[T]>, x: &[T]) -> (HiddenForward<T>, Vec<T>) {
@@ -95,7 +117,7 @@ impl<T: Real> RadialStage<T> {
                 .collect();
         }
         let before = if scale.is_some() { &normed } else { &linear };
-        let out = before.iter().map(|&x| activate(self.activation, x)).collect();
+        let out = activated(self.activation, before);
         (HiddenForward { linear, normed, inverse }, out)
     }
 
@@ -106,9 +128,7 @@ impl<T: Real> RadialStage<T> {
             let width = matrix.cols;
             let edges = layer.linear.len() / width;
             let before = if scale.is_some() { &layer.normed } else { &layer.linear };
-            for (g, &x) in grad.iter_mut().zip(before) {
-                *g *= activate_with_slope(self.activation, x).1;
-            }
+            multiply_slopes(self.activation, before, &mut grad);
             if let Some(scale) = scale {
                 let mut grad_linear = vec![T::zero(); grad.len()];
                 for (e, out) in grad_linear.chunks_exact_mut(width).enumerate() {
@@ -122,15 +142,5 @@ impl<T: Real> RadialStage<T> {
             grad = grad_x;
         }
         grad
-    }
-
-    /// dE/dr of each edge, eV/Å, from dE/d(rbf).
-    pub fn slope_along_edge(&self, forward: &RadialForward<T>, grad_rbf: &[T]) -> impl Iterator<Item = f64> {
-        let n = self.basis.len();
-        let pairs = grad_rbf.chunks_exact(n).zip(forward.slopes.chunks_exact(n));
-        pairs
-            .map(|(g, s)| g.iter().zip(s).map(|(&g, &s)| g.wide() * s.wide()).sum::<f64>())
-            .collect::<Vec<_>>()
-            .into_iter()
     }
 }

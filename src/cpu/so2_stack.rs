@@ -1,6 +1,6 @@
 //! `so2_stack`: the gated stack of SO(2)-equivariant layers on a chunk of edges (SPEC 8.2, step 5).
 
-use super::real::{Into, Real, View, activate, activate_with_slope, axpy, matmul, matmul_transposed, sigmoid};
+use super::real::{Into, Real, View, axpy, each_activation, matmul, matmul_transposed, sigmoids, vectorised};
 use crate::math::layout::m_major;
 use crate::model::config::Activation;
 use crate::model::parameters::{Matrix, So2Layer};
@@ -107,17 +107,22 @@ impl<T: Real> So2Stack<T> {
             let at = (f * gates).min(gate.len());
             matmul(scalars, w.into(), &mut gate[at..], self.focuses * gates, Into::Set);
         }
-        gate.iter_mut().for_each(|g| *g = sigmoid(*g));
+        sigmoids(&mut gate);
         gate
     }
 
     fn add_activated(&self, linear: &[T], gate: &[T], y: &mut [T]) {
+        vectorised!(self.add_activated_rows(linear, gate, y));
+    }
+
+    #[inline(always)]
+    fn add_activated_rows(&self, linear: &[T], gate: &[T], y: &mut [T]) {
         let c = self.channels;
         for (i, (y, z)) in y.chunks_exact_mut(self.focus_len()).zip(linear.chunks_exact(self.focus_len())).enumerate() {
             for (row, &l) in self.degrees.iter().enumerate() {
                 let (y, z) = (&mut y[row * c..(row + 1) * c], &z[row * c..(row + 1) * c]);
                 if l == 0 {
-                    y.iter_mut().zip(z).for_each(|(y, &z)| *y += activate(self.activation, z));
+                    each_activation(self.activation, z, |i, value, _| y[i] += value);
                 } else {
                     let gate = &gate[(i * self.degree + l - 1) * c..][..c];
                     y.iter_mut().zip(z).zip(gate).for_each(|((y, &z), &g)| *y += z * g);
@@ -152,17 +157,36 @@ impl<T: Real> So2Stack<T> {
         grad: &[T],
         grad_linear: &mut [T],
     ) {
-        let (c, n) = (self.channels, self.focus_len());
         let mut grad_gate = vec![T::zero(); forward.gate.len()];
+        vectorised!(self.activation_adjoint_rows(forward, grad, grad_linear, &mut grad_gate));
+        let (c, n) = (self.channels, self.focus_len());
+        let Some(weights) = &layer.gate else { return };
+        grad_gate.iter_mut().zip(&forward.gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
+        let gates = self.degree * c;
+        for (f, w) in weights.iter().enumerate() {
+            let at = (f * gates).min(grad_gate.len());
+            let input = View { data: &grad_gate[at..], rows: edges, cols: gates, stride: self.focuses * gates };
+            let at = (f * n).min(grad_linear.len());
+            matmul_transposed(input, w.into(), &mut grad_linear[at..], self.edge_len(), Into::Add);
+        }
+    }
+
+    #[inline(always)]
+    fn activation_adjoint_rows(
+        &self,
+        forward: &LayerForward<T>,
+        grad: &[T],
+        grad_linear: &mut [T],
+        grad_gate: &mut [T],
+    ) {
+        let (c, n) = (self.channels, self.focus_len());
         for (i, out) in grad_linear.chunks_exact_mut(n).enumerate() {
             let (grad, z) = (&grad[i * n..(i + 1) * n], &forward.linear[i * n..(i + 1) * n]);
             for (row, &l) in self.degrees.iter().enumerate() {
                 let at = row * c..(row + 1) * c;
                 let (out, grad, z) = (&mut out[at.clone()], &grad[at.clone()], &z[at]);
                 if l == 0 {
-                    for ((o, &g), &z) in out.iter_mut().zip(grad).zip(z) {
-                        *o = g * activate_with_slope(self.activation, z).1;
-                    }
+                    each_activation(self.activation, z, |i, _, slope| out[i] = grad[i] * slope);
                 } else {
                     let at = (i * self.degree + l - 1) * c..(i * self.degree + l) * c;
                     let gates = forward.gate[at.clone()].iter().zip(&mut grad_gate[at]);
@@ -172,15 +196,6 @@ impl<T: Real> So2Stack<T> {
                     }
                 }
             }
-        }
-        let Some(weights) = &layer.gate else { return };
-        grad_gate.iter_mut().zip(&forward.gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
-        let gates = self.degree * c;
-        for (f, w) in weights.iter().enumerate() {
-            let at = (f * gates).min(grad_gate.len());
-            let input = View { data: &grad_gate[at..], rows: edges, cols: gates, stride: self.focuses * gates };
-            let at = (f * n).min(grad_linear.len());
-            matmul_transposed(input, w.into(), &mut grad_linear[at..], self.edge_len(), Into::Add);
         }
     }
 }

@@ -4,6 +4,7 @@ use super::edge_geometry::{EdgeGeometry, EdgeGradient};
 use super::equivariant_norm::{scalar_norm, scalar_norm_adjoint};
 use super::radial::RadialForward;
 use super::real::{Into, Real, activated, axpy, dense, dot, matmul, matmul_transposed, multiply_slopes};
+use super::scratch::Buffer;
 use crate::graph::Graph;
 use crate::model::config::{Activation, Config, EnvWidths};
 use crate::model::merge::multiply;
@@ -30,11 +31,11 @@ pub struct EnvironmentSeed<T> {
 }
 
 /// A chunk's edge features.
-pub struct SeedForward<T> {
-    first: Vec<T>,
-    second: Vec<T>,
+pub struct SeedForward<T: Real> {
+    first: Buffer<T>,
+    second: Buffer<T>,
     /// `[edge][de]`.
-    g: Vec<T>,
+    g: Buffer<T>,
 }
 
 impl<T: Real> EnvironmentSeed<T> {
@@ -70,35 +71,35 @@ impl<T: Real> EnvironmentSeed<T> {
     /// Edge features of a chunk of edges.
     pub fn edges(&self, graph: &Graph, radial: &RadialForward<T>, edges: std::ops::Range<usize>) -> SeedForward<T> {
         let (n, hidden) = (edges.len(), self.merged.cols);
-        let mut first = vec![T::zero(); n * self.rbf.cols];
+        let mut first = Buffer::stale(n * self.rbf.cols);
         matmul(dense(&radial.rbf, n, self.rbf.rows), (&self.rbf).into(), &mut first, self.rbf.cols, Into::Set);
         let hidden_values = activated(self.activation, &first);
-        let mut second = Vec::with_capacity(n * hidden);
-        for e in edges {
+        let mut second = Buffer::stale(n * hidden);
+        for (e, out) in edges.zip(second.chunks_exact_mut(hidden)) {
             let row = |table: &'_ Matrix<T>, node: u32| graph.types[node as usize].max(0) as usize * table.cols;
             let source = &self.source_types.data[row(&self.source_types, graph.src[e])..][..hidden];
             let destination = &self.destination_types.data[row(&self.destination_types, graph.dst[e])..][..hidden];
-            second.extend(source.iter().zip(destination).map(|(&a, &b)| a + b));
+            out.iter_mut().zip(source).zip(destination).for_each(|((o, &a), &b)| *o = a + b);
         }
         matmul(dense(&hidden_values, n, self.merged.rows), (&self.merged).into(), &mut second, hidden, Into::Add);
         let hidden_values = activated(self.activation, &second);
-        let mut g = vec![T::zero(); n * self.g2.cols];
+        let mut g = Buffer::stale(n * self.g2.cols);
         matmul(dense(&hidden_values, n, hidden), (&self.g2).into(), &mut g, self.g2.cols, Into::Set);
         SeedForward { first, second, g }
     }
 
     /// Gradient of the basis `[edge][n_radial]` from that of `g`.
-    pub fn edges_adjoint(&self, forward: &SeedForward<T>, grad_g: &[T]) -> Vec<T> {
+    pub fn edges_adjoint(&self, forward: &SeedForward<T>, grad_g: &[T]) -> Buffer<T> {
         let n = grad_g.len() / self.g2.cols;
-        let mut second = vec![T::zero(); forward.second.len()];
+        let mut second = Buffer::stale(forward.second.len());
         let grad_g = dense(grad_g, n, self.g2.cols);
         matmul_transposed(grad_g, (&self.g2).into(), &mut second, self.g2.rows, Into::Set);
         multiply_slopes(self.activation, &forward.second, &mut second);
-        let mut first = vec![T::zero(); forward.first.len()];
+        let mut first = Buffer::stale(forward.first.len());
         let grad = dense(&second, n, self.merged.cols);
         matmul_transposed(grad, (&self.merged).into(), &mut first, self.merged.rows, Into::Set);
         multiply_slopes(self.activation, &forward.first, &mut first);
-        let mut rbf = vec![T::zero(); n * self.rbf.rows];
+        let mut rbf = Buffer::stale(n * self.rbf.rows);
         let grad = dense(&first, n, self.rbf.cols);
         matmul_transposed(grad, (&self.rbf).into(), &mut rbf, self.rbf.rows, Into::Set);
         rbf

@@ -5,7 +5,7 @@ use super::node_linear::{
     contract_frames, contract_frames_adjoint, degree_linear, degree_linear_adjoint, expand_frames,
     expand_frames_adjoint,
 };
-use super::real::{Into, Real, View, dense, each_activation, matmul, matmul_transposed, sigmoids, vectorised};
+use super::real::{Into, Real, View, dense, matmul, matmul_transposed, sigmoids, update, update_activated, vectorised};
 use crate::model::config::Activation;
 use crate::model::merge::ffn_input;
 use crate::model::parameters::{DegreeLinear, Ffn, FfnNonlinearity, Matrix};
@@ -161,9 +161,9 @@ impl<T: Real> Gated<T> {
             match row.isqrt() {
                 0 if self.glu => {
                     let (value, gate) = value.split_at(h);
-                    each_activation(self.activation, gate, |c, act, _| out[c] = value[c] * act);
+                    update_activated(self.activation, gate, value, out, |_, value, act, _| value * act);
                 }
-                0 => each_activation(self.activation, value, |c, act, _| out[c] = act),
+                0 => update_activated(self.activation, value, value, out, |_, _, act, _| act),
                 l => {
                     let gate = &gate[(node * (self.linear1.len() - 1) + l - 1) * h..][..h];
                     (0..h).for_each(|c| out[c] = value[c] * gate[c]);
@@ -203,12 +203,11 @@ impl<T: Real> Gated<T> {
             match row.isqrt() {
                 0 if self.glu => {
                     let ((value, gate), (out, out_gate)) = (value.split_at(h), out.split_at_mut(h));
-                    each_activation(self.activation, gate, |c, act, slope| {
-                        out[c] = g[c] * act;
-                        out_gate[c] = g[c] * value[c] * slope;
-                    });
+                    update_activated(self.activation, gate, g, out, |_, g, act, _| g * act);
+                    update_activated(self.activation, gate, g, out_gate, |_, g, _, slope| g * slope);
+                    update(out_gate, value, value, |grad, value, _| grad * value);
                 }
-                0 => each_activation(self.activation, value, |c, _, slope| out[c] = g[c] * slope),
+                0 => update_activated(self.activation, value, g, out, |_, g, _, slope| g * slope),
                 l => {
                     let at = (node * (degrees - 1) + l - 1) * h;
                     for c in 0..h {

@@ -1,6 +1,6 @@
 //! `fitting`: descriptor to atomic energies (SPEC 16), on a tile of nodes.
 
-use super::real::{Into, Real, dense, dot, each_activation, matmul, matmul_transposed, vectorised};
+use super::real::{Into, Real, dense, dot, matmul, matmul_transposed, update, update_activated, vectorised};
 use crate::model::config::Activation;
 use crate::model::parameters::{Fitting, Matrix};
 
@@ -41,7 +41,7 @@ impl<T: Real> FittingStage<T> {
             vectorised!({
                 for (row, out) in hidden.chunks_exact(width).zip(h.chunks_exact_mut(n)) {
                     let (value, gate) = row.split_at(n);
-                    each_activation(self.activation, gate, |i, act, _| out[i] = value[i] * act);
+                    update_activated(self.activation, gate, value, out, |_, value, act, _| value * act);
                 }
             });
             saved.push(hidden);
@@ -66,10 +66,9 @@ impl<T: Real> FittingStage<T> {
                 let rows = grad_hidden.chunks_exact_mut(width).zip(hidden.chunks_exact(width));
                 for ((out, row), g) in rows.zip(grad.chunks_exact(n)) {
                     let ((value, gate), (out, out_gate)) = (row.split_at(n), out.split_at_mut(n));
-                    each_activation(self.activation, gate, |i, act, slope| {
-                        out[i] = g[i] * act;
-                        out_gate[i] = g[i] * value[i] * slope;
-                    });
+                    update_activated(self.activation, gate, g, out, |_, g, act, _| g * act);
+                    update_activated(self.activation, gate, g, out_gate, |_, g, _, slope| g * slope);
+                    update(out_gate, value, value, |grad, value, _| grad * value);
                 }
             });
             grad = vec![T::zero(); nodes * matrix.rows];

@@ -9,6 +9,7 @@ use super::profile::{Profile, Stage};
 use super::radial::{BasisTable, RadialForward, RadialStage};
 use super::real::{Into, Real, antisymmetric, axpy, dense, dot, matmul, matmul_transposed, vectorised};
 use super::rotate_mix::RotateMix;
+use super::scratch::Buffer;
 use super::so2_stack::{LayerForward, So2Stack};
 use crate::graph::Graph;
 use crate::math::spherical::Generators;
@@ -57,19 +58,19 @@ pub struct MessageStage<T> {
 }
 
 /// One evaluated chunk.
-struct Chunk<T> {
+struct Chunk<T: Real> {
     radial: RadialForward<T>,
     /// `[edge][mixing + logits]` without and with envelope and type part.
-    raw_kernel: Vec<T>,
-    kernel: Vec<T>,
+    raw_kernel: Buffer<T>,
+    kernel: Buffer<T>,
     /// Wigner-D records.
-    records: Vec<T>,
+    records: Buffer<T>,
     /// Before the mixing.
-    rotated: Vec<T>,
-    captured: Vec<T>,
+    rotated: Buffer<T>,
+    captured: Buffer<T>,
     layers: Vec<LayerForward<T>>,
     /// After the stack.
-    y: Vec<T>,
+    y: Buffer<T>,
     /// Focus competition `[edge][focus]`; empty for one focus.
     share: Vec<T>,
 }
@@ -140,7 +141,7 @@ impl<T: Real> MessageStage<T> {
         let (raw_kernel, kernel) = self.radial_kernel(e, &radial, edges);
         time.stage(Stage::Radial);
         let record_len = self.wigner.record_len();
-        let mut records = vec![T::zero(); n * record_len];
+        let mut records = Buffer::stale(n * record_len);
         let mut record = vec![0.0; record_len];
         for (&i, out) in edges.iter().zip(records.chunks_exact_mut(record_len)) {
             self.wigner.assemble(&edge_frame(e.geometry.direction[i as usize]), &mut record);
@@ -148,9 +149,9 @@ impl<T: Real> MessageStage<T> {
         }
         time.stage(Stage::Wigner);
         let len = self.rotate_mix.len();
-        let mut rotated = vec![T::zero(); n * len];
-        let mut y = vec![T::zero(); n * len];
-        let mut captured = vec![T::zero(); n * self.width];
+        let mut rotated = Buffer::stale(n * len);
+        let mut y = Buffer::stale(n * len);
+        let mut captured = Buffer::stale(n * self.width);
         vectorised!(for (k, &i) in edges.iter().enumerate() {
             let source = e.graph.src[i as usize] as usize;
             let x = &nodes.rows[source * self.node_len..(source + 1) * self.node_len];
@@ -172,17 +173,19 @@ impl<T: Real> MessageStage<T> {
     }
 
     /// `w (h K) + types[src] + types[dst]`, and `h K` alone.
-    fn radial_kernel(&self, e: &Edges<T>, radial: &RadialForward<T>, edges: &[u32]) -> (Vec<T>, Vec<T>) {
+    fn radial_kernel(&self, e: &Edges<T>, radial: &RadialForward<T>, edges: &[u32]) -> (Buffer<T>, Buffer<T>) {
         let cols = self.kernel.cols;
-        let mut raw = vec![T::zero(); edges.len() * cols];
+        let mut raw = Buffer::stale(edges.len() * cols);
         let hidden = dense(&radial.hidden, edges.len(), self.kernel.rows);
         matmul(hidden, (&self.kernel).into(), &mut raw, cols, Into::Set);
-        let mut kernel = raw.clone();
-        for (&i, out) in edges.iter().zip(kernel.chunks_exact_mut(cols)) {
+        let mut kernel = Buffer::stale(raw.len());
+        for ((&i, raw), out) in edges.iter().zip(raw.chunks_exact(cols)).zip(kernel.chunks_exact_mut(cols)) {
             let i = i as usize;
             let [src, dst] = [e.graph.src[i], e.graph.dst[i]].map(|n| self.type_row(e.graph.types[n as usize]));
             let w = if self.weighted { T::of(e.geometry.weight[i]) } else { T::one() };
-            out.iter_mut().zip(src).zip(dst).for_each(|((k, &s), &d)| *k = w * *k + (s + d));
+            for (((out, &raw), &s), &d) in out.iter_mut().zip(raw).zip(src).zip(dst) {
+                *out = w * raw + (s + d);
+            }
         }
         (raw, kernel)
     }
@@ -270,9 +273,9 @@ impl<T: Real> MessageStage<T> {
         let n = edges.len();
         let mut time = e.profile.start();
         let (columns, len, cols) = (self.columns(), self.rotate_mix.len(), self.kernel.cols);
-        let mut grad_y = vec![T::zero(); n * len];
+        let mut grad_y = Buffer::stale(n * len);
         let mut grad_captured = vec![T::zero(); if chunk.share.is_empty() { 0 } else { n * self.width }];
-        let mut grad_kernel = vec![T::zero(); n * cols];
+        let mut grad_kernel = Buffer::zeros(n * cols);
         let mut grad_weight = vec![0.0; n];
         let mut products = vec![T::zero(); n * columns];
         let mut scratch = (vec![T::zero(); self.width], vec![T::zero(); self.node_len]);
@@ -491,7 +494,7 @@ impl<T: Real> MessageStage<T> {
                 grad_kernel[at].iter_mut().for_each(|g| *g *= w);
             }
         }
-        let mut grad_hidden = vec![T::zero(); edges.len() * self.kernel.rows];
+        let mut grad_hidden = Buffer::stale(edges.len() * self.kernel.rows);
         let grad_kernel = dense(grad_kernel, edges.len(), cols);
         matmul_transposed(grad_kernel, (&self.kernel).into(), &mut grad_hidden, self.kernel.rows, Into::Set);
         let grad_rbf = e.radial.adjoint(&chunk.radial, grad_hidden);

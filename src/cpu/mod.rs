@@ -22,6 +22,7 @@ mod radial;
 mod readout;
 pub mod real;
 mod rotate_mix;
+mod scratch;
 mod so2_stack;
 #[cfg(test)]
 pub mod testing;

@@ -6,6 +6,7 @@ use super::environment_seed::EnvironmentSeed;
 use super::profile::{Profile, Stage};
 use super::radial::{BasisTable, RadialStage};
 use super::real::{Into, Real, View, axpy, dense, dot, matmul, matmul_transposed, vectorised};
+use super::scratch::Buffer;
 use crate::graph::Graph;
 use crate::math::spherical::{Generators, zonal};
 use crate::model::Parameters;
@@ -111,9 +112,9 @@ impl<T: Real> NodeStart<T> {
     }
 
     /// `rho` of degrees 1 to Nmax, `[edge][l - 1][C]`, without type features.
-    fn radial_features(&self, geometry: &EdgeGeometry, hidden: &[T], edges: Range<usize>) -> Vec<T> {
+    fn radial_features(&self, geometry: &EdgeGeometry, hidden: &[T], edges: Range<usize>) -> Buffer<T> {
         let cols = self.radial_last.cols;
-        let mut rho = vec![T::zero(); edges.len() * cols];
+        let mut rho = Buffer::stale(edges.len() * cols);
         matmul(
             dense(hidden, edges.len(), self.radial_last.rows),
             View::from(&self.radial_last),
@@ -170,8 +171,8 @@ impl<T: Real> NodeStart<T> {
         let rho = self.radial_features(geometry, &features.hidden, edges.clone());
         let forward = seed.edges(graph, &features, edges.clone());
         let width = seed.matrix_len() / super::environment_seed::COORDINATES;
-        let mut grad_g = vec![T::zero(); edges.len() * width];
-        let mut grad_rho = vec![T::zero(); rho.len()];
+        let mut grad_g = Buffer::stale(edges.len() * width);
+        let mut grad_rho = Buffer::zeros(rho.len());
         let mut grad_weight = vec![0.0; edges.len()];
         let rows = (self.degree + 1) * (self.degree + 1);
         let (mut z, mut grad_z) = (vec![0.0; rows], vec![0.0; rows]);
@@ -206,7 +207,7 @@ impl<T: Real> NodeStart<T> {
             }
         });
         time.stage(Stage::GeometricEmbedding);
-        let mut grad_hidden = vec![T::zero(); edges.len() * self.radial_last.rows];
+        let mut grad_hidden = Buffer::stale(edges.len() * self.radial_last.rows);
         let grad_rho = dense(&grad_rho, edges.len(), self.radial_last.cols);
         matmul_transposed(grad_rho, View::from(&self.radial_last), &mut grad_hidden, self.radial_last.rows, Into::Set);
         let mut grad_rbf = radial.adjoint(&features, grad_hidden);

@@ -4,6 +4,7 @@
 
 use super::equivariant_norm::{scalar_norm, scalar_norm_adjoint};
 use super::real::{Into, Real, activated, dense, matmul, matmul_transposed, multiply_slopes};
+use super::scratch::Buffer;
 use crate::math::envelope::Envelope;
 use crate::math::radial_basis::{RadialBasis, RadialKind};
 use crate::model::Parameters;
@@ -39,19 +40,19 @@ impl<T: Real> BasisTable<T> {
 }
 
 /// A chunk's radial features and what their adjoint needs.
-pub struct RadialForward<T> {
+pub struct RadialForward<T: Real> {
     /// `[edge][n_radial]`.
-    pub rbf: Vec<T>,
+    pub rbf: Buffer<T>,
     layers: Vec<HiddenForward<T>>,
     /// `[edge][width]`: the last hidden layer (the basis itself where there is none).
-    pub hidden: Vec<T>,
+    pub hidden: Buffer<T>,
 }
 
-struct HiddenForward<T> {
+struct HiddenForward<T: Real> {
     /// Before the norm.
-    linear: Vec<T>,
+    linear: Buffer<T>,
     /// Before the activation; empty without a norm.
-    normed: Vec<T>,
+    normed: Buffer<T>,
     inverse: Vec<T>,
 }
 
@@ -91,10 +92,13 @@ impl<T: Real> RadialStage<T> {
     /// Radial features of a chunk of edges.
     pub fn forward(&self, basis: &BasisTable<T>, chunk: impl ExactSizeIterator<Item = usize>) -> RadialForward<T> {
         let (edges, n) = (chunk.len(), basis.len);
-        let mut rbf = Vec::with_capacity(edges * n);
-        chunk.for_each(|e| rbf.extend_from_slice(&basis.values[e * n..(e + 1) * n]));
+        let mut rbf = Buffer::stale(edges * n);
+        for (e, out) in chunk.zip(rbf.chunks_exact_mut(n)) {
+            out.copy_from_slice(&basis.values[e * n..(e + 1) * n]);
+        }
         let mut layers = Vec::with_capacity(self.hidden.len());
-        let mut hidden = rbf.clone();
+        let mut hidden = Buffer::stale(rbf.len());
+        hidden.copy_from_slice(&rbf);
         for (matrix, scale) in &self.hidden {
             let (layer, out) = self.layer(edges, matrix, scale.as_deref(), &hidden);
             layers.push(layer);
@@ -103,13 +107,13 @@ impl<T: Real> RadialStage<T> {
         RadialForward { rbf, layers, hidden }
     }
 
-    fn layer(&self, edges: usize, matrix: &Matrix<T>, scale: Option<&[T]>, x: &[T]) -> (HiddenForward<T>, Vec<T>) {
+    fn layer(&self, edges: usize, matrix: &Matrix<T>, scale: Option<&[T]>, x: &[T]) -> (HiddenForward<T>, Buffer<T>) {
         let width = matrix.cols;
-        let mut linear = vec![T::zero(); edges * width];
+        let mut linear = Buffer::stale(edges * width);
         matmul(dense(x, edges, matrix.rows), matrix.into(), &mut linear, width, Into::Set);
-        let (mut normed, mut inverse) = (Vec::new(), Vec::new());
+        let (mut normed, mut inverse) = (Buffer::stale(0), Vec::new());
         if let Some(scale) = scale {
-            normed = vec![T::zero(); edges * width];
+            normed = Buffer::stale(edges * width);
             inverse = linear
                 .chunks_exact(width)
                 .zip(normed.chunks_exact_mut(width))
@@ -122,7 +126,7 @@ impl<T: Real> RadialStage<T> {
     }
 
     /// dE/d(rbf) `[edge][n_radial]` from dE/d(hidden).
-    pub fn adjoint(&self, forward: &RadialForward<T>, grad: Vec<T>) -> Vec<T> {
+    pub fn adjoint(&self, forward: &RadialForward<T>, grad: Buffer<T>) -> Buffer<T> {
         let mut grad = grad;
         for ((matrix, scale), layer) in self.hidden.iter().zip(&forward.layers).rev() {
             let width = matrix.cols;
@@ -130,14 +134,14 @@ impl<T: Real> RadialStage<T> {
             let before = if scale.is_some() { &layer.normed } else { &layer.linear };
             multiply_slopes(self.activation, before, &mut grad);
             if let Some(scale) = scale {
-                let mut grad_linear = vec![T::zero(); grad.len()];
+                let mut grad_linear = Buffer::zeros(grad.len());
                 for (e, out) in grad_linear.chunks_exact_mut(width).enumerate() {
                     let row = e * width..(e + 1) * width;
                     scalar_norm_adjoint(scale, layer.inverse[e], &layer.linear[row.clone()], &grad[row], out);
                 }
                 grad = grad_linear;
             }
-            let mut grad_x = vec![T::zero(); edges * matrix.rows];
+            let mut grad_x = Buffer::stale(edges * matrix.rows);
             matmul_transposed(dense(&grad, edges, width), matrix.into(), &mut grad_x, matrix.rows, Into::Set);
             grad = grad_x;
         }

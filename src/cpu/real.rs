@@ -1,5 +1,6 @@
 //! f32 and f64 behind one name, and matrix products on row-major slices.
 
+use super::scratch::{Buffer, Spare};
 use crate::engine::Rows;
 use crate::model::config::Activation;
 use crate::model::parameters::Matrix;
@@ -16,9 +17,15 @@ pub trait Real: Float + NumAssign + Sum + Send + Sync + Default + std::fmt::Debu
     fn rows(rows: &mut [Self]) -> Rows<'_>;
     /// `exp(x)` to about one unit in the last place; for f32 written so that loops over it vectorise.
     fn exponential(self) -> Self;
+    /// The calling thread's spare buffers.
+    fn with_spare<R>(f: impl FnOnce(&Spare<Self>) -> R) -> R;
 }
 
 impl Real for f32 {
+    fn with_spare<R>(f: impl FnOnce(&Spare<f32>) -> R) -> R {
+        thread_local!(static SPARE: Spare<f32> = const { Spare::new() });
+        SPARE.with(f)
+    }
     /// `2^k exp(r)` with `|r| <= ln 2 / 2`. Arguments out of range end as infinity or zero, NaN stays NaN.
     #[inline(always)]
     fn exponential(self) -> f32 {
@@ -53,6 +60,10 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
+    fn with_spare<R>(f: impl FnOnce(&Spare<f64>) -> R) -> R {
+        thread_local!(static SPARE: Spare<f64> = const { Spare::new() });
+        SPARE.with(f)
+    }
     #[inline(always)]
     fn exponential(self) -> f64 {
         self.exp()
@@ -197,18 +208,29 @@ fn product_raw<T: Real>(
 /// Values that the loops over channels take at once.
 const LANES: usize = 16;
 
+/// `out[i] = f(out[i], a[i], b[i])`. Whole blocks are read before they are written, so that the compiler need not know
+/// that the slices do not overlap.
+#[inline(always)]
+pub fn update<T: Real>(out: &mut [T], a: &[T], b: &[T], f: impl Fn(T, T, T) -> T) {
+    let (outs, out_tail) = out.as_chunks_mut::<LANES>();
+    let ((a_blocks, a_tail), (b_blocks, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for ((out, a), b) in outs.iter_mut().zip(a_blocks).zip(b_blocks) {
+        let (old, a, b) = (*out, *a, *b);
+        let mut new = [T::zero(); LANES];
+        for i in 0..LANES {
+            new[i] = f(old[i], a[i], b[i]);
+        }
+        *out = new;
+    }
+    for ((out, &a), &b) in out_tail.iter_mut().zip(a_tail).zip(b_tail) {
+        *out = f(*out, a, b);
+    }
+}
+
 /// `y += a x`.
 #[inline(always)]
 pub fn axpy<T: Real>(a: T, x: &[T], y: &mut [T]) {
-    let ((xs, x_tail), (ys, y_tail)) = (x.as_chunks::<LANES>(), y.as_chunks_mut::<LANES>());
-    for (y, x) in ys.iter_mut().zip(xs) {
-        for i in 0..LANES {
-            y[i] += a * x[i];
-        }
-    }
-    for (y, &x) in y_tail.iter_mut().zip(x_tail) {
-        *y += a * x;
-    }
+    update(y, x, x, |y, x, _| y + a * x);
 }
 
 /// Dot product in interleaved sums: a fixed order that vectorises.
@@ -315,7 +337,11 @@ pub fn sigmoid<T: Real>(x: T) -> T {
 
 /// Replaces each value with its [`sigmoid`].
 pub fn sigmoids<T: Real>(values: &mut [T]) {
-    vectorised!(values.iter_mut().for_each(|x| *x = sigmoid(*x)));
+    vectorised!({
+        let (blocks, tail) = values.as_chunks_mut::<LANES>();
+        blocks.iter_mut().for_each(|block| *block = block.map(sigmoid));
+        tail.iter_mut().for_each(|x| *x = sigmoid(*x));
+    });
 }
 
 /// Evaluates an expression compiled for the widest vectors that this machine has; functions that it calls take part
@@ -342,38 +368,34 @@ impl<R, F: FnMut() -> R> pulp::NullaryFnOnce for Loop<F> {
     }
 }
 
-/// Calls `f(i, value, slope)` for the activation of each `x[i]`. The usual kind has a loop of its own, which vectorises.
+/// `out[i] = f(out[i], a[i], value, slope)` with value and slope of the activation at `x[i]`.
 #[inline(always)]
-pub fn each_activation<T: Real>(kind: Activation, x: &[T], mut f: impl FnMut(usize, T, T)) {
+pub fn update_activated<T: Real>(kind: Activation, x: &[T], a: &[T], out: &mut [T], f: impl Fn(T, T, T, T) -> T) {
+    // The usual kind has a loop of its own, which vectorises.
     if kind == Activation::Silu {
-        for (i, &x) in x.iter().enumerate() {
+        update(out, a, x, |out, a, x| {
             let (value, slope) = silu(x);
-            f(i, value, slope);
-        }
+            f(out, a, value, slope)
+        });
     } else {
-        for (i, &x) in x.iter().enumerate() {
+        for ((out, &a), &x) in out.iter_mut().zip(a).zip(x) {
             let (value, slope) = activate_with_slope(kind, x);
-            f(i, value, slope);
+            *out = f(*out, a, value, slope);
         }
     }
 }
 
 /// The activations of a slice.
-pub fn activated<T: Real>(kind: Activation, x: &[T]) -> Vec<T> {
-    let mut out = vec![T::zero(); x.len()];
-    vectorised!({
-        let out = &mut out[..x.len()];
-        each_activation(kind, x, |i, value, _| out[i] = value);
-    });
+pub fn activated<T: Real>(kind: Activation, x: &[T]) -> Buffer<T> {
+    let mut out = Buffer::stale(x.len());
+    let values = &mut out[..];
+    vectorised!(update_activated(kind, x, x, values, |_, _, value, _| value));
     out
 }
 
 /// `grad[i] *= slope of the activation at x[i]`.
 pub fn multiply_slopes<T: Real>(kind: Activation, x: &[T], grad: &mut [T]) {
-    vectorised!({
-        let grad = &mut grad[..x.len()];
-        each_activation(kind, x, |i, _, slope| grad[i] *= slope);
-    });
+    vectorised!(update_activated(kind, x, x, grad, |grad, _, _, slope| grad * slope));
 }
 
 /// Value and derivative of `x sigmoid(x)`.

@@ -3,7 +3,7 @@
 //!
 //! Edge-frame features of an edge: `[focus][row][channel]`, rows in m-major order (SPEC 0).
 
-use super::real::{Into, Real, combine, dot};
+use super::real::{Into, Real, combine, dot, update};
 use crate::math::layout::{m_major, truncation_scale};
 use crate::math::wigner::Wigner;
 use crate::model::config::RadialMode;
@@ -160,7 +160,7 @@ impl<T: Real> RotateMix<T> {
                 for (i, (out, y)) in mixed.chunks_exact_mut(c).zip(y.chunks_exact(c)).enumerate() {
                     let (f, row) = (i / degree.len(), i % degree.len());
                     let factor = &kernel[degree[row] * w + f * c..][..c];
-                    out.iter_mut().zip(y).zip(factor).for_each(|((o, &y), &k)| *o = y * k);
+                    update(out, y, factor, |_, y, k| y * k);
                 }
             }
             Kernel::Ranked(basis) => self.each_row(|f, order, first, l_out| {
@@ -178,7 +178,7 @@ impl<T: Real> RotateMix<T> {
                 for l_in in 0..order.degrees {
                     let kernel = &kernel[(order.kernel + l_in * order.degrees + l_out) * w + f * c..][..c];
                     let y = &y[(first + l_in) * c..][..c];
-                    out.iter_mut().zip(y).zip(kernel).for_each(|((o, &y), &k)| *o += k * y);
+                    update(out, y, kernel, |out, y, k| out + k * y);
                 }
             }),
         }
@@ -206,17 +206,15 @@ impl<T: Real> RotateMix<T> {
                     let at = degree[row] * w + f * c;
                     let (kernel, grad_kernel) = (&kernel[at..at + c], &mut grad_kernel[at..at + c]);
                     let (grad, y) = (&grad[i * c..(i + 1) * c], &y[i * c..(i + 1) * c]);
-                    for j in 0..c {
-                        out[j] = grad[j] * kernel[j];
-                        grad_kernel[j] += grad[j] * y[j];
-                    }
+                    update(out, grad, kernel, |_, grad, k| grad * k);
+                    update(grad_kernel, grad, y, |sum, grad, y| sum + grad * y);
                 }
             }
             Kernel::Ranked(basis) => {
                 for q in 0..basis.rows {
                     for (i, (out, grad)) in weighted.chunks_exact_mut(c).zip(grad.chunks_exact(c)).enumerate() {
                         let basis = &basis.row(q)[i / self.rows * c..][..c];
-                        out.iter_mut().zip(grad).zip(basis).for_each(|((o, &g), &b)| *o = g * b);
+                        update(out, grad, basis, |_, g, b| g * b);
                     }
                     let into = if q == 0 { Into::Set } else { Into::Add };
                     self.each_row(|_, order, first, l_in| {
@@ -238,10 +236,8 @@ impl<T: Real> RotateMix<T> {
                     let at = (order.kernel + l_in * order.degrees + l_out) * w + f * c;
                     let (kernel, grad_kernel) = (&kernel[at..at + c], &mut grad_kernel[at..at + c]);
                     let grad = &grad[(first + l_out) * c..][..c];
-                    for j in 0..c {
-                        grad_y[j] += kernel[j] * grad[j];
-                        grad_kernel[j] += y[j] * grad[j];
-                    }
+                    update(grad_y, kernel, grad, |sum, k, grad| sum + k * grad);
+                    update(grad_kernel, y, grad, |sum, y, grad| sum + y * grad);
                 }
             }),
         }

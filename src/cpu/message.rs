@@ -378,7 +378,9 @@ impl<T: Real> MessageStage<T> {
             for first in (focus * focus_len + head * per_head..(focus + 1) * focus_len).step_by(self.heads * per_head) {
                 let (y, grad_y) = (&y[first..first + per_head], &mut grad_y[first..first + per_head]);
                 *product += dot(y, grad_y);
-                grad_y.iter_mut().for_each(|g| *g *= factor);
+                for g in grad_y {
+                    *g *= factor;
+                }
             }
         }
     }

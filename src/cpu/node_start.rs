@@ -203,7 +203,9 @@ impl<T: Real> NodeStart<T> {
                 if w > 0.0 {
                     grad_weight[k] += dot(&grad_rho[at.clone()], &rho[at.clone()]).wide() / w;
                 }
-                grad_rho[at].iter_mut().for_each(|x| *x *= T::of(w));
+                for x in &mut grad_rho[at] {
+                    *x *= T::of(w);
+                }
             }
         });
         time.stage(Stage::GeometricEmbedding);

@@ -243,7 +243,10 @@ pub fn dot<T: Real>(x: &[T], y: &[T]) -> T {
             sums[i] += x[i] * y[i];
         }
     }
-    let tail: T = x_tail.iter().zip(y_tail).map(|(&a, &b)| a * b).sum();
+    let mut tail = T::zero();
+    for (&x, &y) in x_tail.iter().zip(y_tail) {
+        tail += x * y;
+    }
     sum_lanes(sums) + tail
 }
 
@@ -339,8 +342,14 @@ pub fn sigmoid<T: Real>(x: T) -> T {
 pub fn sigmoids<T: Real>(values: &mut [T]) {
     vectorised!({
         let (blocks, tail) = values.as_chunks_mut::<LANES>();
-        blocks.iter_mut().for_each(|block| *block = block.map(sigmoid));
-        tail.iter_mut().for_each(|x| *x = sigmoid(*x));
+        for block in blocks {
+            for x in block {
+                *x = sigmoid(*x);
+            }
+        }
+        for x in tail {
+            *x = sigmoid(*x);
+        }
     });
 }
 

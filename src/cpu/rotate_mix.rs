@@ -251,7 +251,10 @@ impl<T: Real> RotateMix<T> {
             for order in &self.orders {
                 for copy in 0..order.copies {
                     let first = focus * self.rows + order.start + copy * order.degrees;
-                    (0..order.degrees).for_each(|l| f(focus, order, first, l));
+                    // No `for_each`: what it hides in would stay out of line, and out of the dispatch.
+                    for l in 0..order.degrees {
+                        f(focus, order, first, l);
+                    }
                 }
             }
         }

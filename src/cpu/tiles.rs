@@ -4,7 +4,7 @@ use super::real::Real;
 use std::ops::Range;
 
 /// Edges that a chunk aims at: enough rows for a fast product, few enough for the second-level cache.
-const EDGE_CHUNK: usize = 192;
+const EDGE_CHUNK: usize = 384;
 /// Nodes of a tile.
 pub const NODE_TILE: usize = 16;
 

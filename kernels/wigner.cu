@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Stage `wigner`: the Wigner-D record of every edge (SPEC sections 4.2 and 4.3).
 //
-// -DLMAX: highest degree. -DTILE: edges a block works on together: their elements of one degree are spread over all
-// threads, since the low degrees of one edge would leave most of a warp idle.
+// -DLMAX: highest degree. -DTILE: edges a block works on together: their elements of one degree are spread
+// over all threads, since the low degrees of one edge would leave most of a warp idle.
 #include "wigner.cuh"
 
 #ifndef LMAX
@@ -33,8 +33,8 @@ DEVFN void assemble_degrees(WignerShared& shared, real* __restrict__ record, int
   for (int i = static_cast<int>(threadIdx.x); i < count * block; i += THREADS) {
     const int edge = i / block, element = i % block;
     const double* previous = L == 2 ? shared.first[edge] : shared.level[(L - 1) & 1][edge];
-    const double value = wigner_element<L>(shared.roots, shared.first[edge], previous, element / size - L,
-                                           element % size - L);
+    const double value =
+        wigner_element<L>(shared.roots, shared.first[edge], previous, element / size - L, element % size - L);
     if (L < LMAX) shared.level[L & 1][edge][element] = value;
     record[row_start(edge, RECORD) + wigner_offset(L) + element] = static_cast<real>(value);
   }
@@ -46,7 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4)
   __shared__ WignerShared shared;
   const int thread = static_cast<int>(threadIdx.x);
   fill_wigner_roots(shared.roots, thread, THREADS);
-  for (i64 start = static_cast<i64>(blockIdx.x) * TILE; start < n_edges; start += static_cast<i64>(gridDim.x) * TILE) {
+  for (i64 start = static_cast<i64>(blockIdx.x) * TILE; start < n_edges;
+       start += static_cast<i64>(gridDim.x) * TILE) {
     const int count = n_edges - start < TILE ? static_cast<int>(n_edges - start) : TILE;
     real* tile = record + row_start(start, RECORD);
     for (int edge = thread; edge < count; edge += THREADS) {

@@ -2,27 +2,26 @@
 
 mod support;
 
+use rayon::prelude::*;
 use sezm::cuda::sources::Source;
 use sezm::cuda::{Launch, Program};
 use support::emulation::{Emulated, SEEDS};
 use support::{Argument, Case, cases};
 
-/// Runs the cases that `wanted` chooses, each program compiled once, and reports all that fail.
+/// Runs the cases, each program compiled once, and reports all that fail.
 fn run(cases: Vec<Case>) {
-    let mut failures = Vec::new();
-    let mut loaded: Option<(Program, Emulated)> = None;
-    let count = cases.len();
-    for case in cases {
-        let fresh = loaded.as_ref().is_none_or(|(program, _)| *program != case.program);
-        if fresh {
-            loaded = Some((case.program.clone(), Emulated::build(&case.program)));
-        }
-        if let Some(Err(e)) = loaded.as_ref().map(|(_, emulated)| emulated.run(&case)) {
-            failures.push(format!("{}: {e}", case.name));
-        }
-    }
-    assert!(count > 0, "no case");
-    assert!(failures.is_empty(), "{} of {count} cases fail:\n{}", failures.len(), failures.join("\n"));
+    let failures: Vec<String> = cases
+        .chunk_by(|a, b| a.program == b.program)
+        .collect::<Vec<_>>()
+        .into_par_iter()
+        .flat_map_iter(|group| {
+            let emulated = Emulated::build(&group[0].program);
+            let failure = |case: &Case| emulated.run(case).err().map(|e| format!("{}: {e}", case.name));
+            group.iter().filter_map(failure).collect::<Vec<_>>()
+        })
+        .collect();
+    assert!(!cases.is_empty(), "no case");
+    assert!(failures.is_empty(), "{} of {} cases fail:\n{}", failures.len(), cases.len(), failures.join("\n"));
 }
 
 fn of_program(name: &str) -> Vec<Case> {

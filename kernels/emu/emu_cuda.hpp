@@ -184,7 +184,9 @@ inline void entry() {
   __sanitizer_finish_switch_fiber(nullptr, &main_stack, &main_stack_bytes);
 #endif
   body();
-  if (!current->open.empty() || !current->groups.empty()) fail("a thread ended with cp.async in flight");
+  bool in_flight = !current->open.empty();
+  for (auto& group : current->groups) in_flight |= !group.empty();
+  if (in_flight) fail("a thread ended with cp.async in flight");
   yield(FINISHED);
   abort();
 }
@@ -395,12 +397,12 @@ T fetch_and(T* p, T next) {
 }  // namespace emu
 
 /// Gives a kernel its C entries: what the loader of the emulated program looks up by name.
-#define EMU_EXPORT(kernel)                                                                 \
-  extern "C" const char* emu_launch_##kernel(const emu::Geometry* geometry, void** args) { \
-    return emu::launch_packed(*geometry, &kernel, args);                                   \
-  }                                                                                        \
-  extern "C" size_t emu_arguments_##kernel(size_t* sizes, size_t room) {                   \
-    return emu::argument_sizes(&kernel, sizes, room);                                      \
+#define EMU_EXPORT(kernel)                                                                            \
+  extern "C" const char* emu_launch_##kernel(const emu::Geometry* emu_launch, void** emu_arguments) { \
+    return emu::launch_packed(*emu_launch, &::kernel, emu_arguments);                                 \
+  }                                                                                                   \
+  extern "C" size_t emu_arguments_##kernel(size_t* emu_sizes, size_t emu_room) {                      \
+    return emu::argument_sizes(&::kernel, emu_sizes, emu_room);                                       \
   }
 
 // ---- the language

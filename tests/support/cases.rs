@@ -19,17 +19,16 @@ pub static WARPGROUP: Source = Source {
 
 /// Every case.
 pub fn all() -> Vec<Case> {
+    // Cases of one program stand together: it is compiled once.
     let mut cases = vec![geometry(), stream_columns(1), stream_columns(7), product()];
-    cases.extend([reductions::<f32>("f32"), reductions::<f64>("f64")]);
-    cases.extend([activations::<f32>("f32", 3e-6), activations::<f64>("f64", 1e-14)]);
+    cases.extend([reductions::<f32>("f32"), activations::<f32>("f32", 3e-6)]);
+    cases.extend([reductions::<f64>("f64"), activations::<f64>("f64", 1e-14)]);
     cases.extend([(32, 1), (64, -1), (96, 1), (128, -1)].map(|(n, sign)| warpgroup_product(n, sign as f64)));
     for lmax in [0, 1, 2, 3, 6, 10, 11, 12] {
-        // No edges, one, a tail after whole tiles.
-        for n_edges in [0, 1, 69] {
-            // Records in f64 to the recursion's rounding; in f32 to half a unit in the last place of 1.
-            cases.push(wigner_assemble::<f32>(lmax, n_edges, 3.1e-8));
-            cases.push(wigner_assemble::<f64>(lmax, n_edges, 2e-14));
-        }
+        // No edges, one, a tail after whole tiles. Records in f32 to half a unit in the last place of 1, in f64 to
+        // the recursion's rounding.
+        cases.extend([0, 1, 69].map(|n_edges| wigner_assemble::<f32>(lmax, n_edges, 3.1e-8)));
+        cases.extend([0, 1, 69].map(|n_edges| wigner_assemble::<f64>(lmax, n_edges, 2e-14)));
     }
     cases
 }
@@ -118,7 +117,7 @@ fn activations<T: TestReal>(precision: &str, tolerance: f64) -> Case {
     let gelu = |x: f64| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh());
     let softplus = |x: f64| x.max(0.0) + (-x.abs()).exp().ln_1p();
     // In the order of `enum Activation`; slopes by differences where they are not written out.
-    let functions: [Box<dyn Fn(f64) -> f64>; 8] = [
+    let functions: [Box<dyn Fn(f64) -> f64 + Sync>; 8] = [
         Box::new(|x| x),
         Box::new(move |x| x * sigmoid(x)),
         Box::new(gelu),

@@ -11,6 +11,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Thread orders: ascending, descending, and two shuffles.
 pub const SEEDS: [u32; 4] = [0, 1, 2, 3];
@@ -126,11 +127,11 @@ fn compile(program: &Program) -> Result<PathBuf, String> {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
     let kernels = manifest.join("kernels");
     let mut flags: Vec<String> =
-        ["-O2", "-g1", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-attributes"]
+        ["-O2", "-fPIC", "-shared", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-Wno-attributes"]
             .map(String::from)
             .into();
     if std::env::var_os("SEZM_EMU_ASAN").is_some() {
-        flags.extend(["-fsanitize=address", "-fsanitize-sections=emu_shared", "-O1"].map(String::from));
+        flags.extend(["-fsanitize=address", "-fsanitize-sections=emu_shared", "-O1", "-g1"].map(String::from));
     }
     flags.extend(program.options());
     let mut text = format!("#include \"emu/emu_cuda.hpp\"\n#line 1 \"{}.cu\"\n{}\n", program.name(), program.text());
@@ -152,8 +153,10 @@ fn compile(program: &Program) -> Result<PathBuf, String> {
     if library.is_file() {
         return Ok(library);
     }
-    let aside = stem.with_extension(format!("{}.tmp", std::process::id()));
-    let source = stem.with_extension("cpp");
+    // Other tests may compile the same program now: write under a name of one's own, then rename.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let own = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let (aside, source) = (stem.with_extension(format!("{own}.tmp")), stem.with_extension(format!("{own}.cpp")));
     std::fs::write(&source, text).map_err(|e| e.to_string())?;
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let output = Command::new(&compiler)
@@ -168,6 +171,7 @@ fn compile(program: &Program) -> Result<PathBuf, String> {
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }
+    let _ = std::fs::remove_file(&source); // kept only when it does not compile
     std::fs::rename(&aside, &library).map_err(|e| e.to_string())?;
     Ok(library)
 }

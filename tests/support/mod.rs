@@ -55,7 +55,7 @@ pub struct Case {
     pub launch: Launch,
     pub arguments: Vec<Argument>,
     /// What is wrong with the arguments after the launch.
-    pub check: Box<dyn Fn(&[Argument]) -> Result<(), String>>,
+    pub check: Box<dyn Fn(&[Argument]) -> Result<(), String> + Sync>,
 }
 
 /// Fails unless every `found[i]` is within `tolerance` of `expected[i]`; NaN never is.

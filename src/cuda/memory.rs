@@ -257,6 +257,44 @@ impl Stream {
         check("cuMemcpyDtoHAsync", unsafe { result::memcpy_dtoh_async(to, from.address, self.handle()) })?;
         self.synchronize()
     }
+    /// Copies bytes to a place inside `to`; the host side is free again when this returns.
+    pub fn upload_at(&self, from: &[u8], to: &Buffer<u8>, start: usize) -> Result<()> {
+        fits("upload", from.len() + start, from.len() + start, to.len)?;
+        if from.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the range lies inside the buffer (checked). The host slice may be pageable, so wait for the copy.
+        check("cuMemcpyHtoDAsync", unsafe {
+            result::memcpy_htod_async(to.address + start as u64, from, self.handle())
+        })?;
+        self.synchronize()
+    }
+    /// Copies bytes from a place inside `from`, after the work queued so far.
+    pub fn download_at(&self, from: &Buffer<u8>, start: usize, to: &mut [u8]) -> Result<()> {
+        fits("download", to.len() + start, from.len, to.len() + start)?;
+        if to.is_empty() {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the range lies inside the buffer (checked); the wait ends the borrow's use.
+        check("cuMemcpyDtoHAsync", unsafe {
+            result::memcpy_dtoh_async(to, from.address + start as u64, self.handle())
+        })?;
+        self.synchronize()
+    }
+    /// Sets bytes inside a buffer to zero, in stream order.
+    pub fn zero_at(&self, buffer: &Buffer<u8>, start: usize, bytes: usize) -> Result<()> {
+        fits("zero", bytes + start, bytes + start, buffer.len)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the range lies inside the buffer (checked).
+        check("cuMemsetD8Async", unsafe {
+            result::memset_d8_async(buffer.address + start as u64, 0, bytes, self.handle())
+        })
+    }
     /// Sets every byte of the first `count` values to zero, in stream order.
     pub fn zero<T: Plain>(&self, buffer: &mut Buffer<T>, count: usize) -> Result<()> {
         fits("zero", count, count, buffer.len)?;

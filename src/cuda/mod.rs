@@ -42,13 +42,21 @@
 //! step needs is allocated when the neighbour list is rebuilt; a step allocates nothing. Work without items (no
 //! edges) is not launched: CUDA refuses an empty grid, and [`Stream::launch`] takes it as nothing to do.
 
+mod block;
 mod cache;
 mod compiler;
+mod context;
 mod driver;
+pub mod engine;
+pub mod machine;
 mod memory;
+mod message;
+mod node;
 mod nvrtc;
+mod products;
 mod program;
 pub mod sources;
+mod start;
 pub mod wigner;
 
 pub use cache::Cache;

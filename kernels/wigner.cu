@@ -40,7 +40,8 @@ DEVFN void assemble_degrees(WignerShared& shared, real* __restrict__ record, int
   }
 }
 
-/// record[n_edges][RECORD] of the edges with vectors vec[n_edges][3], in Å (none of length zero). Any grid.
+/// record[n_edges][RECORD] of the edges with vectors vec[n_edges][3], in Angstrom, none of length zero. Any
+/// grid.
 extern "C" __global__ void __launch_bounds__(THREADS, TILE > 1 ? 4 : 2)
     wigner_assemble(const double* __restrict__ vec, real* __restrict__ record, i64 n_edges) {
   __shared__ WignerShared shared;

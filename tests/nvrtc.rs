@@ -172,3 +172,23 @@ fn images_come_from_the_cache_the_second_time() {
     assert_eq!(images(&programs, Capability(9, 0), &cache, None).unwrap(), first);
     assert!(std::fs::metadata(&stored[0].0).unwrap().len() > 1000, "and replaced");
 }
+
+#[test]
+fn nvcc_stands_in_for_nvrtc() {
+    let Some(nvcc) = Compiler::nvcc() else {
+        println!("SKIPPED: no nvcc in SEZM_NVCC, the path or a CUDA installation");
+        return;
+    };
+    println!("{}", nvcc.describe());
+    let compiled = nvcc.compile(&wigner::program::<f32>(3), Capability(9, 0)).unwrap();
+    assert_eq!(compiled.target, "sm_90a");
+    assert!(compiled.image.starts_with(b"\x7fELF"), "a cubin");
+    assert!(compiled.warnings().is_empty(), "{}", compiled.log);
+    assert_eq!(compiled.resources()[0].spill_bytes, 0);
+    let text = nvcc.compile(&wigner::program::<f32>(3), Capability(99, 0)).unwrap();
+    assert_eq!(text.image.last(), Some(&0), "PTX ends in zero");
+    static WRONG: sources::Source =
+        sources::Source { name: "wrong", text: "__global__ void k() { undefined_name(); }\n", kernels: &[] };
+    let error = nvcc.compile(&Program::new(&WRONG), Capability(9, 0)).unwrap_err();
+    assert!(matches!(&error, CudaError::Compile { log, .. } if log.contains("undefined_name")), "{error}");
+}

@@ -54,9 +54,11 @@ pub struct Case {
     pub kernel: &'static str,
     pub launch: Launch,
     pub arguments: Vec<Argument>,
-    /// What is wrong with the arguments after the launch.
-    pub check: Box<dyn Fn(&[Argument]) -> Result<(), String> + Sync>,
+    pub check: Check,
 }
+
+/// What is wrong with the arguments after a launch, if anything.
+pub type Check = Box<dyn Fn(&[Argument]) -> Result<(), String> + Sync>;
 
 /// Fails unless every `found[i]` is within `tolerance` of `expected[i]`; NaN never is.
 pub fn within(what: &str, found: &[f64], expected: &[f64], tolerance: f64) -> Result<(), String> {

@@ -26,7 +26,8 @@ fn no_invalid_access_and_no_leak_under_valgrind() {
     }
     // The thread pool lives until the process ends: reachable, not lost.
     let lost = ["--show-leak-kinds=definite,indirect", "--errors-for-leak-kinds=definite,indirect"];
-    let valgrind = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full", lost[0], lost[1]];
+    let suppressions = format!("--suppressions={}", root().join("tests/c_api/valgrind.supp").display());
+    let valgrind = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=full", lost[0], lost[1], &suppressions];
     run_test_program(&["-g", "-O1"], &valgrind);
 }
 

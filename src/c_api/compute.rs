@@ -176,11 +176,12 @@ pub unsafe extern "C" fn sezm_engine_compute(
 /// Energy, forces and virial of `n_atoms` atoms in a cell or in free space: for programs without neighbour lists.
 ///
 /// `x` is `n_atoms` x 3 (Å); `types` are model types, -1 for an atom that is not of this model; `cell` holds the three
-/// lattice vectors one after the other (Å), or is null for no cell; `pbc` says along which of them it repeats (not 0),
-/// null for all. Nodes are the atoms. The neighbour list of `sezm_engine_set_neighbours` stays.
+/// lattice vectors one after the other (Å), or is null for free space; `pbc` says along which of them the cell repeats
+/// (not 0); null means all of them, or none where there is no cell. Nodes are the atoms. The neighbour list of
+/// `sezm_engine_set_neighbours` stays.
 /// `flags` and `results` are those of `sezm_engine_compute`.
 ///
-/// Status: `SEZM_ARGUMENT` (types, flags), `SEZM_STRUCTURE`, `SEZM_OUT_OF_MEMORY`, `SEZM_DEVICE`.
+/// Status: `SEZM_ARGUMENT` (types, flags, periodic without a cell), `SEZM_STRUCTURE`, `SEZM_OUT_OF_MEMORY`, `SEZM_DEVICE`.
 ///
 /// # Safety
 /// Pointers are null or live; `x` has `3 n_atoms` values, `types` has `n_atoms`, `cell` has 9 and `pbc` has 3.

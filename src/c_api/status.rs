@@ -13,11 +13,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub enum sezm_status {
     /// The call did what it was asked.
     SEZM_OK = 0,
-    /// An argument cannot be used: a null pointer, a wrong count, an unknown device or branch, an engine in use.
+    /// An argument cannot be used: a null pointer, a wrong count, an unknown device, an engine in use.
     SEZM_ARGUMENT = 1,
     /// A file could not be read.
     SEZM_IO = 2,
-    /// A checkpoint is damaged or is a file of another kind.
+    /// A checkpoint is damaged, is a file of another kind, or has no such branch.
     SEZM_FORMAT = 3,
     /// The model uses an option that this version does not evaluate.
     SEZM_UNSUPPORTED = 4,

@@ -155,6 +155,9 @@ pub struct FittingConfig {
     pub has_atom_ener: bool,
 }
 
+/// Largest width, degree or number of parts that an option may ask for.
+const MAX_COUNT: u64 = 1 << 16;
+
 /// `32 ceil(n / 32)`, the automatic widths of SPEC 0.
 fn ceil32(n: f64) -> usize {
     32 * (n / 32.0).ceil() as usize
@@ -363,23 +366,19 @@ impl Config {
             type_map,
         };
         // Options that act in training or in statistics only (SPEC 4.3, 18, 20.1), or name things.
-        d.finish(&[
-            "sel",
-            "random_gamma",
-            "use_amp",
-            "precision",
-            "trainable",
-            "seed",
-            "type_map",
-            "ntypes",
-            "default_chg_spin",
-        ])?;
+        for name in ["random_gamma", "use_amp"] {
+            d.flag(name, true)?;
+        }
+        for name in ["use_compile", "enable_tf32"] {
+            model.flag(name, true)?;
+        }
+        for name in ["bridging_r_inner", "bridging_r_outer"] {
+            model.number(name, 0.0)?;
+        }
+        d.precision()?;
+        d.finish(&["sel", "trainable", "seed", "type_map", "ntypes", "default_chg_spin"])?;
         model.finish(&[
-            "bridging_r_inner",
-            "bridging_r_outer",
             "lora",
-            "use_compile",
-            "enable_tf32",
             "data_stat_nbatch",
             "data_stat_protect",
             "data_bias_nsample",
@@ -401,6 +400,9 @@ impl Config {
         if !(self.rcut.is_finite() && self.rcut > 0.0) {
             return Err(bad("descriptor", "rcut", &self.rcut.to_string(), "a positive cutoff in Å"));
         }
+        if !(self.eps.is_finite() && self.eps >= 0.0) {
+            return Err(bad("descriptor", "eps", &self.eps.to_string(), "a small number, 0 or more"));
+        }
         if self.env_exp.contains(&0) {
             return Err(bad("descriptor", "env_exp", &format!("{:?}", self.env_exp), "exponents of at least 1"));
         }
@@ -413,8 +415,7 @@ impl Config {
             ));
         }
         // A degree this high needs terabytes an atom; a damaged file must not make us try.
-        let limits =
-            [("lmax", self.node_lmax(), 32), ("channels", self.channels, 1 << 16), ("n_focus", self.n_focus, 1 << 10)];
+        let limits = [("lmax + extra_node_l", self.node_lmax(), 32), ("n_focus", self.n_focus, 1 << 10)];
         for (name, value, limit) in limits {
             if value > limit {
                 return Err(bad("descriptor", name, &value.to_string(), &format!("at most {limit}")));
@@ -456,11 +457,11 @@ impl FittingConfig {
             exclude_types: f.types("exclude_types", n_types)?,
             has_atom_ener: f.list("atom_ener")?.iter().any(|v| !v.is_null()),
         };
+        f.precision()?;
+        f.flag("resnet_dt", false)?;
         f.finish(&[
-            "precision",
             "seed",
             "default_fparam",
-            "resnet_dt",
             "trainable",
             "rcond",
             "use_aparam_as_mask",
@@ -487,7 +488,7 @@ fn check_kind(kind: &str, section: &str) -> Result<()> {
 fn block_degrees(d: &mut Options, kmax: usize, extra: usize) -> Result<Vec<BlockDegrees>> {
     let lmax = d.count("lmax", 3)?;
     let n_blocks = d.count("n_blocks", 3)?;
-    let l_schedule = d.optional_counts("l_schedule")?.unwrap_or_else(|| vec![lmax; n_blocks.min(1024)]);
+    let l_schedule = d.optional_counts("l_schedule")?.unwrap_or_else(|| vec![lmax; n_blocks]);
     let mmax = if d.is_null("mmax") { None } else { Some(d.count("mmax", 1)?) };
     let m_schedule = match d.optional_counts("m_schedule")? {
         Some(schedule) if schedule.len() == l_schedule.len() => schedule,
@@ -593,11 +594,16 @@ impl<'a> Options<'a> {
     fn optional_count(&mut self, name: &'static str) -> Result<Option<usize>> {
         self.get(name).map(|v| self.as_count(name, v)).transpose()
     }
-    /// A whole number that is not negative; Python's `False` stands for 0 as in the reference.
+    /// A whole number that is not negative; Python's `False` stands for 0 as in the reference. Bounded, so that sizes
+    /// made of a few of them stay far from overflow.
     fn as_count(&self, name: &str, v: &Value) -> Result<usize> {
         match v {
-            Value::Bool(b) => Ok(usize::from(*b)),
-            _ => v.as_u64().map(|n| n as usize).ok_or_else(|| self.wrong(name, v, "a whole number, 0 or more")),
+            Value::Bool(false) => Ok(0),
+            _ => v
+                .as_u64()
+                .filter(|&n| n <= MAX_COUNT)
+                .map(|n| n as usize)
+                .ok_or_else(|| self.wrong(name, v, &format!("a whole number from 0 to {MAX_COUNT}"))),
         }
     }
     fn counts(&mut self, name: &'static str, default: &[usize]) -> Result<Vec<usize>> {
@@ -676,6 +682,14 @@ impl<'a> Options<'a> {
                 _ => Err(self.wrong(name, v, "a list of type pairs")),
             })
             .collect()
+    }
+    /// The precision of the training; checked although the caller of an engine chooses that of a run.
+    fn precision(&mut self) -> Result<()> {
+        let word = self.text("precision", "default")?;
+        match word.to_ascii_lowercase().as_str() {
+            "default" | "float64" | "double" | "float32" | "single" | "float16" | "half" | "bfloat16" => Ok(()),
+            _ => Err(bad(self.section, "precision", &word, "float64, float32, float16 or bfloat16")),
+        }
     }
     fn activation(&mut self, name: &'static str) -> Result<Activation> {
         let word = self.text(name, "silu")?;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes the small .pt files of this folder and expected.json, the values that torch reads from them.
+"""Makes the small .pt files of this folder, expected.json (the values that torch reads from them) and shared.json
+(digests of the reference checkpoints of $SEZM_SHARED, where they are there).
 
     python make.py            (torch 2.11; the committed files were made with it)
 
@@ -7,6 +8,8 @@ Every file is written by torch.save, so that the reader is tested against torch 
 whole model of the reference implementation and needs deepmd-kit 3.2.0; it is left as it is where that is missing.
 """
 import copy
+import glob
+import hashlib
 import json
 import os
 import random
@@ -248,11 +251,33 @@ def tiny():
     EXPECTED["tiny.pt"] = {"parameters": parameters}
 
 
+def shared():
+    """Digests of the reference checkpoints: tensors in file order as little-endian f64, one SHA-256 a file."""
+    root = os.environ.get("SEZM_SHARED", os.path.join(HERE, "..", "..", "..", "..", "shared"))
+    out = {}
+    for path in sorted(glob.glob(os.path.join(root, "models", "*.pt")) + glob.glob(os.path.join(root, "refs", "*", "*.pt"))):
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = content.get("model", content)
+        digest, count = hashlib.sha256(), 0
+        for name, t in content.items():
+            if torch.is_tensor(t):
+                assert name.startswith(PREFIX), name
+                digest.update(t.to(torch.float64).contiguous().numpy().astype("<f8").tobytes())
+                count += 1
+        out[os.path.relpath(path, root)] = {"tensors": count, "sha256": digest.hexdigest()}
+    if not out:
+        print(f"no reference checkpoints in {root}: shared.json left as it is")
+        return
+    with open(os.path.join(HERE, "shared.json"), "w") as f:
+        json.dump(out, f, indent=1)
+        f.write("\n")
+
+
 if __name__ == "__main__":
     path = os.path.join(HERE, "expected.json")
     if os.path.exists(path):
         EXPECTED["tiny.pt"] = json.load(open(path)).get("tiny.pt")
-    for make in (dtypes, views, roots, versions, branches, lora, bad, torchscript, tiny):
+    for make in (dtypes, views, roots, versions, branches, lora, bad, torchscript, tiny, shared):
         make()
     with open(path, "w") as f:
         json.dump(EXPECTED, f, indent=None, separators=(",", ":"))

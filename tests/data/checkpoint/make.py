@@ -92,6 +92,8 @@ def views():
 def roots():
     t = {"a.weight": tensor(2, 2, seed=8)}
     save("bare.pt", state(default(t)), t)
+    # torch names the archive after the file; see archive.rs for what a name of 21 characters did.
+    save("name_of_21_characters.pt", state(default(t)), t)
     # As a training with optimiser and moving average leaves it: other dictionaries stand beside the model.
     weight = torch.nn.Parameter(tensor(2, 2, seed=8))
     optimizer = torch.optim.AdamW([weight], lr=1e-3)

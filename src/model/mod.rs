@@ -25,8 +25,8 @@ impl Model {
     pub fn open(path: &Path, branch: Option<&str>) -> Result<Self> {
         Self::from_checkpoint(&Checkpoint::open(path, branch)?)
     }
-    /// Types the tensors of a checkpoint. Errors: `Format` for a missing tensor or a wrong shape; `Unsupported`, by name,
-    /// for an unknown value of a known option and for an option that no engine evaluates.
+    /// Types the tensors of a checkpoint. Errors: `Format` for a missing tensor or a wrong shape; `Unsupported`, by
+    /// name, for an unknown value of a known option and for an option that no engine evaluates.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let config = read_config(checkpoint)?;
         let refused = config.unsupported();

@@ -1,0 +1,207 @@
+//! Neighbours and positions in, energies, forces and virials out.
+
+use super::engine::{State, sezm_engine};
+use super::pointers::{count, output, reference, slice};
+use super::status::{enter, sezm_status};
+use crate::engine::{Evaluation, Exchange, OneRank, Request, Rows};
+use crate::graph::Graph;
+use crate::graph::cell::{self, Structure};
+use crate::graph::lammps::NeighbourList;
+use crate::{Error, Result};
+use std::ffi::{c_int, c_void};
+use std::ptr::null;
+
+/// Asks for the virial of each node.
+pub const SEZM_ATOM_VIRIAL: u32 = 1;
+/// Asks for the descriptor of each owned atom.
+pub const SEZM_DESCRIPTOR: u32 = 2;
+
+/// To the exchange callback: overwrite the rows of remote nodes with their owners' rows.
+pub const SEZM_FORWARD: i32 = 0;
+/// To the exchange callback: add the rows of remote nodes to their owners' rows.
+pub const SEZM_REVERSE: i32 = 1;
+
+/// A full neighbour list of one rank, as LAMMPS lays it out.
+///
+/// Atoms are the `n_local` owned ones first, then the ghosts. Nodes carry features: the owned atoms first, then one
+/// node for each atom of another rank that has a ghost here. A ghost of an atom of this rank has its owner's node.
+/// Pointers are read during the call only; where a count is 0 they may be null.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sezm_neighbours {
+    /// Owned atoms.
+    pub n_local: i32,
+    /// Owned atoms and ghosts.
+    pub n_all: i32,
+    /// Owned atoms and remote owners; `n_local` on one rank.
+    pub n_nodes: i32,
+    /// Model type of each of the `n_all` atoms; -1 for an atom that is not of this model.
+    pub types: *const i32,
+    /// Node of each of the `n_all` atoms; that of owned atom `i` is `i`.
+    pub nodes: *const u32,
+    /// Length of `ilist`.
+    pub inum: i32,
+    /// The owned atoms whose neighbours are listed.
+    pub ilist: *const i32,
+    /// Number of neighbours of atom `i`, at `numneigh[i]`.
+    pub numneigh: *const i32,
+    /// Neighbours of atom `i`, at `firstneigh[i]`: atom indices, with the special-bond bits of LAMMPS in the top two
+    /// bits or without; they may lie beyond the cutoff (skin).
+    pub firstneigh: *const *const i32,
+}
+
+/// Moves rows of node features between ranks in the midst of `sezm_engine_compute`.
+///
+/// `rows` is `n_nodes` x `width`, row-major, of `float` (`element_size` 4) or `double` (8), in host memory;
+/// `direction` is `SEZM_FORWARD` or `SEZM_REVERSE`. All ranks call it equally often in the same order.
+/// Returns 0, or anything else to make the call fail with `SEZM_EXCHANGE_FAILED`. It must not throw or jump out.
+pub type sezm_exchange_callback = Option<
+    unsafe extern "C" fn(
+        context: *mut c_void,
+        direction: i32,
+        rows: *mut c_void,
+        element_size: i32,
+        n_nodes: usize,
+        width: usize,
+    ) -> c_int,
+>;
+
+/// How rows travel between ranks.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sezm_exchange {
+    /// Given to the callback.
+    pub context: *mut c_void,
+    /// Called on the thread that called `sezm_engine_compute`.
+    pub callback: sezm_exchange_callback,
+}
+
+/// The answer. Pointers lead into memory of the engine, valid until its next computation or its end.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct sezm_results {
+    /// Total energy of the owned atoms, eV.
+    pub energy: f64,
+    /// Global virial, the sum of force times coordinate, eV, row-major: force component, coordinate component.
+    /// Pressure times volume is a third of its trace, and the kinetic part. Ranks add up to the whole system.
+    pub virial: [f64; 9],
+    /// Energy of each owned atom, eV: `n_local` values.
+    pub atom_energy: *const f64,
+    /// Force on each node, eV/Å: `n_nodes` x 3. Those of remote nodes are to be added at their owners.
+    pub forces: *const f64,
+    /// Virial of each node, eV: `n_nodes` x 9, laid out as `virial`; null unless asked for.
+    pub atom_virial: *const f64,
+    /// Descriptor of each owned atom: `n_local` x `descriptor_width`; null unless asked for.
+    pub descriptor: *const f64,
+    /// Length of a descriptor; 0 unless asked for.
+    pub descriptor_width: usize,
+    /// Owned atoms.
+    pub n_local: usize,
+    /// Nodes.
+    pub n_nodes: usize,
+    /// Directed edges: pairs of a centre and a neighbour within the cutoff.
+    pub n_edges: usize,
+}
+
+/// Takes over a new neighbour list; to be called at each rebuild, before `sezm_engine_compute`.
+///
+/// The list may contain pairs beyond the cutoff and must contain all within it, of each owned atom.
+///
+/// Status: `SEZM_ARGUMENT` for counts, types, nodes or neighbours that do not fit each other; the engine then has no
+/// list.
+///
+/// # Safety
+/// `engine` and `neighbours` are null or live, and the arrays are as long as `sezm_neighbours` says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sezm_engine_set_neighbours(
+    engine: *mut sezm_engine,
+    neighbours: *const sezm_neighbours,
+) -> sezm_status {
+    enter(|| {
+        // SAFETY: the caller's promise.
+        let (engine, neighbours) = unsafe { (reference(engine, "engine")?, reference(neighbours, "neighbours")?) };
+        let mut state = engine.lock()?;
+        state.neighbours = None;
+        // SAFETY: the caller's promise.
+        state.neighbours = Some(unsafe { read_neighbours(neighbours, &state)? });
+        Ok(())
+    })
+}
+
+/// Energy, forces and virial at positions `x` (`n_all` x 3, Å, ghosts in place) with the last neighbour list.
+///
+/// `flags` is a sum of `SEZM_ATOM_VIRIAL` and `SEZM_DESCRIPTOR`, or 0. `exchange` is null on one rank. In a distributed
+/// run every rank makes the same calls, also a rank without atoms. `results` is emptied first, filled on success.
+///
+/// Status: `SEZM_ARGUMENT` (no neighbour list, remote nodes without an exchange, unknown flags), `SEZM_STRUCTURE`,
+/// `SEZM_EXCHANGE_FAILED`, `SEZM_OUT_OF_MEMORY`, `SEZM_DEVICE`.
+///
+/// # Safety
+/// Pointers are null or live; `x` has `3 n_all` values, where `n_all` is that of the last neighbour list.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sezm_engine_compute(
+    engine: *mut sezm_engine,
+    x: *const f64,
+    flags: u32,
+    exchange: *const sezm_exchange,
+    results: *mut sezm_results,
+) -> sezm_status {
+    enter(|| {
+        // SAFETY: the caller's promise.
+        let (engine, results) = unsafe { (reference(engine, "engine")?, output(results, "results")?) };
+        *results = sezm_results::EMPTY;
+        let want = request(flags)?;
+        let mut state = engine.lock()?;
+        let list = state.neighbours.as_ref().ok_or_else(|| {
+            Error::Argument("this engine has no neighbour list: call sezm_engine_set_neighbours first".into())
+        })?;
+        // SAFETY: the caller's promise.
+        let x = unsafe { slice(x.cast::<[f64; 3]>(), list.n_all(), "x")? };
+        let graph = list.graph(x)?;
+        if exchange.is_null() {
+            if graph.n_nodes() > graph.n_owned {
+                let remote = graph.n_nodes() - graph.n_owned;
+                return Err(Error::Argument(format!("there are {remote} remote nodes but exchange is a null pointer")));
+            }
+            return state.compute(&graph, want, &mut OneRank, results);
+        }
+        // SAFETY: the caller's promise.
+        let mut exchange = Callback::new(unsafe { reference(exchange, "exchange")? }, graph.n_nodes())?;
+        state.compute(&graph, want, &mut exchange, results)
+    })
+}
+
+/// Energy, forces and virial of `n_atoms` atoms in a cell or in free space: for programs without neighbour lists.
+///
+/// `x` is `n_atoms` x 3 (Å); `types` are model types, -1 for an atom that is not of this model; `cell` holds the three
+/// lattice vectors one after the other (Å), or is null for no cell; `pbc` says along which of them it repeats (not 0),
+/// null for all. Nodes are the atoms. The neighbour list of `sezm_engine_set_neighbours` stays.
+/// `flags` and `results` are those of `sezm_engine_compute`.
+///
+/// Status: `SEZM_ARGUMENT` (types, flags), `SEZM_STRUCTURE`, `SEZM_OUT_OF_MEMORY`, `SEZM_DEVICE`.
+///
+/// # Safety
+/// Pointers are null or live; `x` has `3 n_atoms` values, `types` has `n_atoms`, `cell` has 9 and `pbc` has 3.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sezm_engine_compute_cell(
+    engine: *mut sezm_engine,
+    n_atoms: usize,
+    x: *const f64,
+    types: *const i32,
+    cell: *const f64,
+    pbc: *const i32,
+    flags: u32,
+    results: *mut sezm_results,
+) -> sezm_status {
+    enter(|| {
+        // SAFETY: the caller's promise.
+        let (engine, results) = unsafe { (reference(engine, "engine")?, output(results, "results")?) };
+        *results = sezm_results::EMPTY;
+        let want = request(flags)?;
+        let mut state = engine.lock()?;
+        // SAFETY: the caller's promise.
+        let structure = unsafe { read_structure(n_atoms, x, types, cell, pbc, state.element_count)? };
+        let graph = cell::build(&structure, state.cutoff, &state.excluded)?;
+        state.compute(&graph, want, &mut OneRank, results)
+    })
+}

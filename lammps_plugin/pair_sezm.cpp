@@ -147,8 +147,8 @@ void PairSezm::settings(int narg, char **arg) {
       for (int j = i; j <= atom->ntypes; ++j) setflag[i][j] = 0;
 
   sezm_model *model = nullptr;
-  check(sezm_model_open(options_.model_path.c_str(), options_.branch.empty() ? nullptr : options_.branch.c_str(),
-                        &model),
+  check(sezm_model_open(options_.model_path.c_str(),
+                        options_.branch.empty() ? nullptr : options_.branch.c_str(), &model),
         "pair_style sezm");
   model_.reset(model);
   check(sezm_model_get_info(model_.get(), &info_), "pair_style sezm");
@@ -178,15 +178,16 @@ void PairSezm::allocate_type_tables() {
 std::vector<int> PairSezm::types_from_names(int narg, char **arg) const {
   if (narg != atom->ntypes)
     error->all(FLERR, "pair_coeff for pair_style sezm: " + std::to_string(narg) + " element name(s) for " +
-                          std::to_string(atom->ntypes) + " atom type(s): name one for each type (NULL for a type of " +
+                          std::to_string(atom->ntypes) +
+                          " atom type(s): name one for each type (NULL for a type of " +
                           "another pair style); the model's elements are: " + element_list());
   std::vector<int> types{UNMAPPED};
   for (int k = 0; k < narg; ++k) {
     const bool is_null = std::strcmp(arg[k], "NULL") == 0;
     types.push_back(is_null ? UNMAPPED : element_index(arg[k]));
     if (!is_null && types.back() == UNMAPPED)
-      error->all(FLERR, "pair_coeff for pair_style sezm: atom type " + std::to_string(k + 1) + ": the model " +
-                            base_name(options_.model_path) + " has no element '" + arg[k] +
+      error->all(FLERR, "pair_coeff for pair_style sezm: atom type " + std::to_string(k + 1) +
+                            ": the model " + base_name(options_.model_path) + " has no element '" + arg[k] +
                             "'; its elements are: " + element_list());
   }
   return types;
@@ -203,10 +204,12 @@ std::vector<int> PairSezm::types_from_labels() const {
     }
   for (int type = 1; type <= atom->ntypes; ++type)
     if (types[type] == UNMAPPED)
-      error->all(FLERR, "pair_coeff * * for pair_style sezm without element names needs a type label for each atom " +
-                            std::string("type that is an element of the model, and type ") + std::to_string(type) +
-                            " has none: write pair_coeff * * ELEMENT1 ELEMENT2 ...; the model's elements are: " +
-                            element_list());
+      error->all(
+          FLERR,
+          "pair_coeff * * for pair_style sezm without element names needs a type label for each atom " +
+              std::string("type that is an element of the model, and type ") + std::to_string(type) +
+              " has none: write pair_coeff * * ELEMENT1 ELEMENT2 ...; the model's elements are: " +
+              element_list());
   return types;
 }
 
@@ -218,7 +221,8 @@ int PairSezm::element_index(const std::string &name) const {
 
 std::string PairSezm::element_list() const {
   std::string list;
-  for (std::size_t e = 0; e < info_.element_count; ++e) list += (e ? " " : "") + std::string(info_.elements[e]);
+  for (std::size_t e = 0; e < info_.element_count; ++e)
+    list += (e ? " " : "") + std::string(info_.elements[e]);
   return list;
 }
 
@@ -236,20 +240,25 @@ void PairSezm::init_style() {
 
 void PairSezm::refuse_unsupported_set_up() const {
   if (comm->nprocs > 1)
-    error->all(FLERR, "pair_style sezm: this version runs on one MPI rank, not on " + std::to_string(comm->nprocs) +
+    error->all(FLERR, "pair_style sezm: this version runs on one MPI rank, not on " +
+                          std::to_string(comm->nprocs) +
                           ": start lmp without mpirun or with mpirun -n 1 (all cores are used by threads)");
   if (std::strcmp(update->unit_style, "metal") != 0)
     error->all(FLERR, std::string("pair_style sezm: units ") + update->unit_style +
                           " is not supported: use units metal (Angstrom, eV, bar)");
-  if (domain->dimension != 3) error->all(FLERR, "pair_style sezm: the model is three-dimensional: use dimension 3");
+  if (domain->dimension != 3)
+    error->all(FLERR, "pair_style sezm: the model is three-dimensional: use dimension 3");
   if (force->newton_pair == 0) error->all(FLERR, "pair_style sezm requires newton pair on");
   if (atom->tag_enable == 0) error->all(FLERR, "pair_style sezm requires atom IDs: use atom_modify id yes");
-  // A special bond whose factors are both 0 is left out of the neighbour list, and the model must see all pairs.
+  // A special bond whose factors are both 0 is left out of the neighbour list, and the model must see all
+  // pairs.
   if (atom->molecular != Atom::ATOMIC && atom->nbonds > 0)
     for (int k = 1; k <= 3; ++k)
       if (force->special_lj[k] == 0.0 && force->special_coul[k] == 0.0)
-        error->all(FLERR, "pair_style sezm needs all pairs, and special_bonds takes bonded ones out of the neighbour "
-                          "list: use special_bonds lj/coul 1 1 1");
+        error->all(
+            FLERR,
+            "pair_style sezm needs all pairs, and special_bonds takes bonded ones out of the neighbour "
+            "list: use special_bonds lj/coul 1 1 1");
 }
 
 void PairSezm::create_engine() {
@@ -370,15 +379,28 @@ void PairSezm::unpack_forward_comm(int n, int first, double *buffer) {
 double PairSezm::memory_usage() {
   std::size_t engine_bytes = 0;
   if (engine_) check(sezm_engine_memory_usage(engine_.get(), &engine_bytes), "pair_style sezm");
-  const std::size_t shim_bytes = lammps_types_.capacity() * sizeof(int) + types_.capacity() * sizeof(std::int32_t) +
+  const std::size_t shim_bytes = lammps_types_.capacity() * sizeof(int) +
+                                 types_.capacity() * sizeof(std::int32_t) +
                                  nodes_.capacity() * sizeof(std::uint32_t);
   return Pair::memory_usage() + static_cast<double>(engine_bytes + shim_bytes);
 }
 
 /* --------------------------------- messages --------------------------------- */
 
+// To be called by all ranks together: a failure on any of them ends the run on all, with the message of the
+// first.
 void PairSezm::check(sezm_status status, const std::string &context) const {
-  if (status != SEZM_OK) error->one(FLERR, context + ": " + sezm_last_error());
+  const int mine = status == SEZM_OK ? comm->nprocs : comm->me;
+  int first = mine;
+  MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, world);
+  if (first == comm->nprocs) return;
+
+  std::string message = sezm_last_error();
+  int length = static_cast<int>(message.size());
+  MPI_Bcast(&length, 1, MPI_INT, first, world);
+  message.resize(length);
+  MPI_Bcast(&message[0], length, MPI_CHAR, first, world);
+  error->all(FLERR, context + ": " + message);
 }
 
 void PairSezm::say(const std::string &line) const {

@@ -72,9 +72,9 @@ class PairSezm : public LAMMPS_NS::Pair {
 
   bool list_is_stale_ = true;
   ListKey list_key_{};
-  std::vector<int> lammps_types_;       // of owned atoms and ghosts, when the list was handed over
-  std::vector<std::int32_t> types_;     // their model types
-  std::vector<std::uint32_t> nodes_;    // their owners' local indices
+  std::vector<int> lammps_types_;     // of owned atoms and ghosts, when the list was handed over
+  std::vector<std::int32_t> types_;   // their model types
+  std::vector<std::uint32_t> nodes_;  // their owners' local indices
 
   Options parse_options(int narg, char **arg) const;
   void allocate_type_tables();

@@ -48,8 +48,10 @@ Pair *create_pair_sezm(LAMMPS *lmp) {
   auto *pair = new sezm_lammps::PairSezm(lmp);
   // A foreign layout makes even the destructor unsafe, so the object is left alone then.
   if (!pair->host_layout_matches())
-    lmp->error->all(FLERR, std::string("sezm plugin: class Pair of this LAMMPS differs from the headers that the "
-                                       "plugin was built with") + REBUILD);
+    lmp->error->all(FLERR,
+                    std::string("sezm plugin: class Pair of this LAMMPS differs from the headers that the "
+                                "plugin was built with") +
+                        REBUILD);
   pair->declare_abilities();
   return pair;
 }
@@ -61,7 +63,8 @@ std::string reason_to_refuse(LAMMPS *lmp) {
     return "it was built for LAMMPS " + std::to_string(SEZM_LAMMPS_VERSION_NUMBER) + " and this is LAMMPS " +
            std::to_string(host_version) + REBUILD;
   if (!host_layout_matches(lmp))
-    return std::string("this LAMMPS lays out its data differently from the headers that it was built with") + REBUILD;
+    return std::string("this LAMMPS lays out its data differently from the headers that it was built with") +
+           REBUILD;
   if (sezm_abi_version() != SEZM_ABI_VERSION)
     return "its sezm.h and libsezm.a are of different versions: build it again from one source tree";
   return "";
@@ -71,7 +74,8 @@ std::string reason_to_refuse(LAMMPS *lmp) {
 
 extern "C" __attribute__((visibility("default"))) void lammpsplugin_init(void *lammps, void *handle,
                                                                          void *register_plugin) {
-  // Not an error of LAMMPS: LAMMPS_PLUGIN_PATH loads all plugins of a folder into inputs that need none of them.
+  // Not an error of LAMMPS: LAMMPS_PLUGIN_PATH loads all plugins of a folder into inputs that need none of
+  // them.
   const std::string reason = reason_to_refuse(static_cast<LAMMPS *>(lammps));
   if (!reason.empty()) {
     if (lammps_extract_setting(lammps, "world_rank") == 0)

@@ -255,10 +255,13 @@ void PairSezm::refuse_unsupported_set_up() const {
   if (atom->molecular != Atom::ATOMIC && atom->nbonds > 0)
     for (int k = 1; k <= 3; ++k)
       if (force->special_lj[k] == 0.0 && force->special_coul[k] == 0.0)
-        error->all(
-            FLERR,
-            "pair_style sezm needs all pairs, and special_bonds takes bonded ones out of the neighbour "
-            "list: use special_bonds lj/coul 1 1 1");
+        error->all(FLERR,
+                   "pair_style sezm needs all pairs, and special_bonds takes bonded ones out of the "
+                   "neighbour list: use special_bonds lj/coul 1 1 1");
+  if (comm->me == 0 && (neighbor->nex_type > 0 || neighbor->nex_group > 0 || neighbor->nex_mol > 0))
+    error->warning(FLERR,
+                   "pair_style sezm: the model does not see the pairs that neigh_modify exclude takes out of "
+                   "the neighbour list: energies and forces are not those of the whole system");
 }
 
 void PairSezm::create_engine() {

@@ -141,6 +141,7 @@ void PairSezm::settings(int narg, char **arg) {
   options_ = parse_options(narg, arg);
   engine_.reset();
   model_.reset();
+  info_ = {};
   model_type_.clear();
   if (allocated)
     for (int i = 1; i <= atom->ntypes; ++i)

@@ -1,7 +1,7 @@
 //! Neighbours and positions in, energies, forces and virials out.
 
 use super::engine::{State, sezm_engine};
-use super::pointers::{count, output, reference, slice};
+use super::pointers::{count, null_pointer, output, reference, slice};
 use super::status::{enter, sezm_status};
 use crate::engine::{Evaluation, Exchange, OneRank, Request, Rows};
 use crate::graph::Graph;
@@ -204,4 +204,183 @@ pub unsafe extern "C" fn sezm_engine_compute_cell(
         let graph = cell::build(&structure, state.cutoff, &state.excluded)?;
         state.compute(&graph, want, &mut OneRank, results)
     })
+}
+
+impl sezm_results {
+    /// No answer.
+    const EMPTY: Self = sezm_results {
+        energy: 0.0,
+        virial: [0.0; 9],
+        atom_energy: null(),
+        forces: null(),
+        atom_virial: null(),
+        descriptor: null(),
+        descriptor_width: 0,
+        n_local: 0,
+        n_nodes: 0,
+        n_edges: 0,
+    };
+
+    fn of(evaluation: &Evaluation, graph: &Graph, want: Request) -> Self {
+        sezm_results {
+            energy: evaluation.energy,
+            virial: evaluation.virial,
+            atom_energy: evaluation.atom_energy.as_ptr(),
+            forces: evaluation.forces.as_ptr().cast(),
+            atom_virial: if want.atom_virial { evaluation.atom_virial.as_ptr().cast() } else { null() },
+            descriptor: if want.descriptor { evaluation.descriptor.as_ptr() } else { null() },
+            descriptor_width: evaluation.descriptor.len().checked_div(graph.n_owned).unwrap_or(0),
+            n_local: graph.n_owned,
+            n_nodes: graph.n_nodes(),
+            n_edges: graph.n_edges(),
+        }
+    }
+}
+
+impl State {
+    /// Evaluates `graph` and points `results` at the answer, which stays until the next evaluation.
+    fn compute(
+        &mut self,
+        graph: &Graph,
+        want: Request,
+        exchange: &mut dyn Exchange,
+        results: &mut sezm_results,
+    ) -> Result<()> {
+        self.evaluation = self.engine.evaluate(graph, want, exchange)?;
+        *results = sezm_results::of(&self.evaluation, graph, want);
+        Ok(())
+    }
+}
+
+/// The neighbour list behind the pointers of C, checked.
+///
+/// # Safety
+/// The arrays are as long as [`sezm_neighbours`] says.
+unsafe fn read_neighbours(raw: &sezm_neighbours, state: &State) -> Result<NeighbourList> {
+    let n_local = count(raw.n_local, "n_local")?;
+    let n_all = count(raw.n_all, "n_all")?;
+    let n_nodes = count(raw.n_nodes, "n_nodes")?;
+    let inum = count(raw.inum, "inum")?;
+    // SAFETY: the caller's promise.
+    let (types, nodes, centres) = unsafe {
+        (slice(raw.types, n_all, "types")?, slice(raw.nodes, n_all, "nodes")?, slice(raw.ilist, inum, "ilist")?)
+    };
+    check_types(types, state.element_count)?;
+    // SAFETY: the caller's promise.
+    let rows = centres.iter().map(|&i| unsafe { neighbours_of(raw, i, n_local) }).collect::<Result<Vec<_>>>()?;
+    NeighbourList::new(n_local, n_nodes, types, nodes, centres, &rows, state.cutoff, &state.excluded)
+}
+
+/// The neighbours of atom `i`.
+///
+/// # Safety
+/// `numneigh` and `firstneigh` hold the row of `i` if it is an owned atom.
+unsafe fn neighbours_of<'a>(raw: &sezm_neighbours, i: i32, n_local: usize) -> Result<&'a [i32]> {
+    let row = usize::try_from(i).ok().filter(|&row| row < n_local);
+    let row =
+        row.ok_or_else(|| Error::Argument(format!("ilist names atom {i}: expected one of {n_local} owned atoms")))?;
+    if raw.numneigh.is_null() {
+        return Err(null_pointer("numneigh"));
+    }
+    if raw.firstneigh.is_null() {
+        return Err(null_pointer("firstneigh"));
+    }
+    // SAFETY: the arrays have a row for each owned atom in `ilist`, and `row` is one. Other rows may never have been
+    // written, so no slice is made of the arrays.
+    let (len, first) = unsafe { (raw.numneigh.add(row).read(), raw.firstneigh.add(row).read()) };
+    let len = count(len, "numneigh")?;
+    // SAFETY: the caller's promise.
+    unsafe { slice(first, len, "a row of firstneigh") }
+}
+
+/// The atoms and the cell behind the pointers of C, checked.
+///
+/// # Safety
+/// `x` has `3 n_atoms` values, `types` has `n_atoms`, `cell` has 9 and `pbc` has 3, or they are null.
+unsafe fn read_structure(
+    n_atoms: usize,
+    x: *const f64,
+    types: *const i32,
+    cell: *const f64,
+    pbc: *const i32,
+    element_count: usize,
+) -> Result<Structure> {
+    // SAFETY: the caller's promise.
+    let (x, types) = unsafe { (slice(x.cast::<[f64; 3]>(), n_atoms, "x")?, slice(types, n_atoms, "types")?) };
+    check_types(types, element_count)?;
+    let cell = match cell.is_null() {
+        true => None,
+        // SAFETY: the caller's promise.
+        false => Some(*unsafe { reference(cell.cast::<[[f64; 3]; 3]>(), "cell")? }),
+    };
+    let pbc = match pbc.is_null() {
+        true => [cell.is_some(); 3],
+        // SAFETY: the caller's promise.
+        false => unsafe { reference(pbc.cast::<[i32; 3]>(), "pbc")? }.map(|repeats| repeats != 0),
+    };
+    Ok(Structure { positions: x.to_vec(), types: types.to_vec(), cell, pbc })
+}
+
+fn check_types(types: &[i32], element_count: usize) -> Result<()> {
+    let valid = -1..element_count as i32;
+    match types.iter().position(|kind| !valid.contains(kind)) {
+        None => Ok(()),
+        Some(atom) => Err(Error::Argument(format!(
+            "atom {atom} has type {}: expected 0 to {}, or -1 for an atom that is not of this model",
+            types[atom],
+            element_count - 1
+        ))),
+    }
+}
+
+fn request(flags: u32) -> Result<Request> {
+    let unknown = flags & !(SEZM_ATOM_VIRIAL | SEZM_DESCRIPTOR);
+    if unknown != 0 {
+        return Err(Error::Argument(format!(
+            "unknown flags {unknown:#x}: expected a sum of SEZM_ATOM_VIRIAL (1) and SEZM_DESCRIPTOR (2)"
+        )));
+    }
+    Ok(Request { atom_virial: flags & SEZM_ATOM_VIRIAL != 0, descriptor: flags & SEZM_DESCRIPTOR != 0 })
+}
+
+/// The exchange callback of the host as an [`Exchange`].
+struct Callback {
+    context: *mut c_void,
+    function: unsafe extern "C" fn(*mut c_void, i32, *mut c_void, i32, usize, usize) -> c_int,
+    n_nodes: usize,
+}
+
+impl Callback {
+    fn new(exchange: &sezm_exchange, n_nodes: usize) -> Result<Self> {
+        let function = exchange.callback.ok_or_else(|| null_pointer("exchange.callback"))?;
+        Ok(Callback { context: exchange.context, function, n_nodes })
+    }
+
+    fn call(&self, direction: i32, rows: Rows<'_>, width: usize) -> Result<()> {
+        let (pointer, len, element_size) = match rows {
+            Rows::F32(rows) => (rows.as_mut_ptr().cast::<c_void>(), rows.len(), size_of::<f32>()),
+            Rows::F64(rows) => (rows.as_mut_ptr().cast(), rows.len(), size_of::<f64>()),
+        };
+        if len != self.n_nodes * width {
+            return Err(Error::Internal(format!("{len} values for {} rows of {width}", self.n_nodes)));
+        }
+        // SAFETY: the host's own function with its own context; the rows are as large as it is told.
+        let status =
+            unsafe { (self.function)(self.context, direction, pointer, element_size as i32, self.n_nodes, width) };
+        if status == 0 {
+            return Ok(());
+        }
+        let way = if direction == SEZM_FORWARD { "forward" } else { "reverse" };
+        Err(Error::Exchange(format!("the exchange callback ({way}, {width} values a row) returned status {status}")))
+    }
+}
+
+impl Exchange for Callback {
+    fn forward(&mut self, rows: Rows<'_>, width: usize) -> Result<()> {
+        self.call(SEZM_FORWARD, rows, width)
+    }
+
+    fn reverse(&mut self, rows: Rows<'_>, width: usize) -> Result<()> {
+        self.call(SEZM_REVERSE, rows, width)
+    }
 }

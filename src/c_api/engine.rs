@@ -164,12 +164,7 @@ pub unsafe extern "C" fn sezm_engine_profile(
 }
 
 impl sezm_engine {
-    pub(super) fn new(
-        engine: Box<dyn Engine>,
-        cutoff: f64,
-        element_count: usize,
-        excluded: Vec<(u32, u32)>,
-    ) -> Self {
+    pub(super) fn new(engine: Box<dyn Engine>, cutoff: f64, element_count: usize, excluded: Vec<(u32, u32)>) -> Self {
         let description = c_string(&engine.describe());
         let state = State {
             engine,

@@ -1,6 +1,7 @@
 //! Configuration + tensors -> typed, shape-checked parameters. The only place that knows tensor names.
 
 pub mod config;
+pub mod merge;
 pub mod parameters;
 mod read;
 

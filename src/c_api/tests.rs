@@ -60,6 +60,7 @@ fn compute_remote(engine: &mut sezm_engine, exchange: &sezm_exchange, results: &
         n_local: 1,
         n_all: 2,
         n_nodes: 2,
+        x: X.as_ptr(),
         types: types.as_ptr(),
         nodes: nodes.as_ptr(),
         inum: 1,

@@ -160,6 +160,7 @@ static sezm_neighbours neighbours_of(const list_t *list)
   sezm_neighbours n;
   n.n_local = n.n_nodes = n.inum = list->n_local;
   n.n_all = list->n_all;
+  n.x = list->x;
   n.types = list->types;
   n.nodes = list->nodes;
   n.ilist = list->ilist;
@@ -364,6 +365,8 @@ static void test_neighbour_errors(sezm_engine *engine, const frame_t *frame)
   REFUSED(sezm_engine_set_neighbours(engine, &bad), SEZM_ARGUMENT, "n_all");
   bad = good, bad.n_nodes = good.n_local - 1;
   REFUSED(sezm_engine_set_neighbours(engine, &bad), SEZM_ARGUMENT, "node");
+  bad = good, bad.x = NULL;
+  REFUSED(sezm_engine_set_neighbours(engine, &bad), SEZM_ARGUMENT, "x is a null pointer");
   bad = good, bad.types = NULL;
   REFUSED(sezm_engine_set_neighbours(engine, &bad), SEZM_ARGUMENT, "types is a null pointer");
   bad = good, bad.firstneigh = NULL;

@@ -229,9 +229,9 @@ fn pointers_are_checked() {
         assert!(pointers::slice(null::<f64>(), 0, "x").unwrap().is_empty());
         let message = |result: Result<&[f64]>| result.unwrap_err().to_string();
         assert_eq!(message(pointers::slice(null(), 1, "x")), "x is a null pointer");
-        assert_eq!(message(pointers::slice(4 as *const f64, 1, "x")), "x is not aligned to 8 bytes");
+        assert_eq!(message(pointers::slice(X.as_ptr().byte_add(4), 1, "x")), "x is not aligned to 8 bytes");
         let too_long = isize::MAX as usize;
-        assert!(message(pointers::slice(8 as *const f64, too_long, "x")).contains("do not fit into memory"));
+        assert!(message(pointers::slice(X.as_ptr(), too_long, "x")).contains("do not fit into memory"));
         assert!(pointers::output(null_mut::<f64>(), "y").is_err());
     }
     // SAFETY: text that ends in NUL.

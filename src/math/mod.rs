@@ -14,8 +14,8 @@ pub mod wigner;
 pub type Matrix3 = [[f64; 3]; 3];
 
 #[cfg(test)]
-mod testing {
-    //! Reproducible random numbers, directions and rotations for the tests of this module.
+pub(crate) mod testing {
+    //! Reproducible random numbers, directions and rotations for tests.
 
     use super::Matrix3;
 
@@ -30,6 +30,18 @@ mod testing {
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
             ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+        }
+
+        /// Uniform in 0..n.
+        pub fn below(&mut self, n: usize) -> usize {
+            (self.uniform() * n as f64) as usize
+        }
+
+        /// Permutes the items.
+        pub fn shuffle<T>(&mut self, items: &mut [T]) {
+            for i in (1..items.len()).rev() {
+                items.swap(i, self.below(i + 1));
+            }
         }
 
         /// Uniform on the unit sphere.

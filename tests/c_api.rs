@@ -99,12 +99,12 @@ fn library() -> &'static Path {
         cargo.current_dir(root()).args(["build", "--lib", "--message-format=json", "--profile", profile]);
         let output = succeed(&mut cargo);
         let messages = String::from_utf8(output.stdout).unwrap();
-        let files = messages.lines().filter_map(|line| {
+        let file = messages.lines().find_map(|line| {
             let message: serde_json::Value = serde_json::from_str(line).unwrap();
             let files = message["filenames"].as_array()?.clone();
             files.iter().filter_map(|file| file.as_str().map(PathBuf::from)).find(|file| file.ends_with("libsezm.a"))
         });
-        files.last().expect("cargo names libsezm.a")
+        file.expect("cargo names libsezm.a")
     })
 }
 

@@ -219,11 +219,15 @@ typedef struct {
    */
   int32_t n_nodes;
   /**
+   * Position of each of the `n_all` atoms at this rebuild: `n_all` x 3, Å.
+   */
+  const double *x;
+  /**
    * Model type of each of the `n_all` atoms; -1 for an atom that is not of this model.
    */
   const int32_t *types;
   /**
-   * Node of each of the `n_all` atoms; that of owned atom `i` is `i`.
+   * Node of each of the `n_all` atoms; that of owned atom `i` is `i`, those of remote owners follow without gaps.
    */
   const uint32_t *nodes;
   /**
@@ -239,8 +243,8 @@ typedef struct {
    */
   const int32_t *numneigh;
   /**
-   * Neighbours of atom `i`, at `firstneigh[i]`: atom indices, with the special-bond bits of LAMMPS in the top two
-   * bits or without; they may lie beyond the cutoff (skin).
+   * Neighbours of atom `i`, at `firstneigh[i]`: atom indices, with the flag bits of LAMMPS in the top three bits
+   * or without; they may lie beyond the cutoff (skin).
    */
   const int32_t *const *firstneigh;
 } sezm_neighbours;
@@ -445,10 +449,10 @@ sezm_status sezm_engine_profile(sezm_engine *engine, const sezm_stage **stages, 
 /**
  * Takes over a new neighbour list; to be called at each rebuild, before `sezm_engine_compute`.
  *
- * The list may contain pairs beyond the cutoff and must contain all within it, of each owned atom.
+ * The list may contain pairs beyond the cutoff and must contain all within it, of each owned atom in both directions.
  *
- * Status: `SEZM_ARGUMENT` for counts, types, nodes or neighbours that do not fit each other; the engine then has no
- * list.
+ * Status: `SEZM_ARGUMENT` for counts, types, nodes or neighbours that do not fit each other, `SEZM_STRUCTURE` for
+ * positions that are not finite; the engine then has no list.
  *
  * Requires:
  * `engine` and `neighbours` are null or live, and the arrays are as long as `sezm_neighbours` says.

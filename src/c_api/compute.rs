@@ -1,12 +1,10 @@
 //! Neighbours and positions in, energies, forces and virials out.
 
 use super::engine::{State, sezm_engine};
-use super::pointers::{count, output, reference, slice};
+use super::pointers::{count, null_pointer, output, reference, slice};
 use super::status::{enter, sezm_status};
 use crate::engine::{Evaluation, Exchange, OneRank, Request, Rows};
-use crate::graph::Graph;
-use crate::graph::cell::{self, Structure};
-use crate::graph::lammps::NeighbourList;
+use crate::graph::{Graph, LammpsList, NeighbourList, Structure};
 use crate::{Error, Result};
 use std::ffi::{c_int, c_void};
 use std::ptr::null;
@@ -35,9 +33,11 @@ pub struct sezm_neighbours {
     pub n_all: i32,
     /// Owned atoms and remote owners; `n_local` on one rank.
     pub n_nodes: i32,
+    /// Position of each of the `n_all` atoms at this rebuild: `n_all` x 3, Å.
+    pub x: *const f64,
     /// Model type of each of the `n_all` atoms; -1 for an atom that is not of this model.
     pub types: *const i32,
-    /// Node of each of the `n_all` atoms; that of owned atom `i` is `i`.
+    /// Node of each of the `n_all` atoms; that of owned atom `i` is `i`, those of remote owners follow without gaps.
     pub nodes: *const u32,
     /// Length of `ilist`.
     pub inum: i32,
@@ -45,8 +45,8 @@ pub struct sezm_neighbours {
     pub ilist: *const i32,
     /// Number of neighbours of atom `i`, at `numneigh[i]`.
     pub numneigh: *const i32,
-    /// Neighbours of atom `i`, at `firstneigh[i]`: atom indices, with the special-bond bits of LAMMPS in the top two
-    /// bits or without; they may lie beyond the cutoff (skin).
+    /// Neighbours of atom `i`, at `firstneigh[i]`: atom indices, with the flag bits of LAMMPS in the top three bits
+    /// or without; they may lie beyond the cutoff (skin).
     pub firstneigh: *const *const i32,
 }
 
@@ -105,10 +105,10 @@ pub struct sezm_results {
 
 /// Takes over a new neighbour list; to be called at each rebuild, before `sezm_engine_compute`.
 ///
-/// The list may contain pairs beyond the cutoff and must contain all within it, of each owned atom.
+/// The list may contain pairs beyond the cutoff and must contain all within it, of each owned atom in both directions.
 ///
-/// Status: `SEZM_ARGUMENT` for counts, types, nodes or neighbours that do not fit each other; the engine then has no
-/// list.
+/// Status: `SEZM_ARGUMENT` for counts, types, nodes or neighbours that do not fit each other, `SEZM_STRUCTURE` for
+/// positions that are not finite; the engine then has no list.
 ///
 /// # Safety
 /// `engine` and `neighbours` are null or live, and the arrays are as long as `sezm_neighbours` says.
@@ -123,7 +123,10 @@ pub unsafe extern "C" fn sezm_engine_set_neighbours(
         let mut state = engine.lock()?;
         state.neighbours = None;
         // SAFETY: the caller's promise.
-        state.neighbours = Some(unsafe { read_neighbours(neighbours, &state)? });
+        let list = unsafe { read_neighbours(neighbours, &state)? };
+        // Read as a count above.
+        state.n_all = neighbours.n_all as usize;
+        state.neighbours = Some(list);
         Ok(())
     })
 }
@@ -151,23 +154,22 @@ pub unsafe extern "C" fn sezm_engine_compute(
         let (engine, results) = unsafe { (reference(engine, "engine")?, output(results, "results")?) };
         *results = sezm_results::EMPTY;
         let want = request(flags)?;
-        let mut state = engine.lock()?;
-        let list = state.neighbours.as_ref().ok_or_else(|| {
+        let State { engine, n_all, neighbours, evaluation, .. } = &mut *engine.lock()?;
+        let list = neighbours.as_mut().ok_or_else(|| {
             Error::Argument("this engine has no neighbour list: call sezm_engine_set_neighbours first".into())
         })?;
         // SAFETY: the caller's promise.
-        let x = unsafe { slice(x.cast::<[f64; 3]>(), list.n_all(), "x")? };
-        let graph = list.graph(x)?;
-        if exchange.is_null() {
-            if graph.n_nodes() > graph.n_owned {
-                let remote = graph.n_nodes() - graph.n_owned;
-                return Err(Error::Argument(format!("there are {remote} remote nodes but exchange is a null pointer")));
-            }
-            return state.compute(&graph, want, &mut OneRank, results);
-        }
-        // SAFETY: the caller's promise.
-        let mut exchange = Callback::new(unsafe { reference(exchange, "exchange")? }, graph.n_nodes())?;
-        state.compute(&graph, want, &mut exchange, results)
+        let graph = list.graph(unsafe { slice(x.cast::<[f64; 3]>(), *n_all, "x")? })?;
+        *evaluation = if exchange.is_null() {
+            refuse_remote_nodes(graph)?;
+            engine.evaluate(graph, want, &mut OneRank)?
+        } else {
+            // SAFETY: the caller's promise.
+            let exchange = unsafe { reference(exchange, "exchange")? };
+            engine.evaluate(graph, want, &mut Callback::new(exchange, graph.n_nodes())?)?
+        };
+        *results = sezm_results::of(evaluation, graph, want);
+        Ok(())
     })
 }
 
@@ -198,10 +200,196 @@ pub unsafe extern "C" fn sezm_engine_compute_cell(
         let (engine, results) = unsafe { (reference(engine, "engine")?, output(results, "results")?) };
         *results = sezm_results::EMPTY;
         let want = request(flags)?;
-        let mut state = engine.lock()?;
+        let State { engine, cutoff, element_count, excluded, evaluation, .. } = &mut *engine.lock()?;
         // SAFETY: the caller's promise.
-        let structure = unsafe { read_structure(n_atoms, x, types, cell, pbc, state.element_count)? };
-        let graph = cell::build(&structure, state.cutoff, &state.excluded)?;
-        state.compute(&graph, want, &mut OneRank, results)
+        let structure = unsafe { read_structure(n_atoms, x, types, cell, pbc, *element_count)? };
+        let graph = crate::graph::build(&structure, *cutoff, excluded)?;
+        *evaluation = engine.evaluate(&graph, want, &mut OneRank)?;
+        *results = sezm_results::of(evaluation, &graph, want);
+        Ok(())
     })
+}
+
+impl sezm_results {
+    /// No answer.
+    const EMPTY: Self = sezm_results {
+        energy: 0.0,
+        virial: [0.0; 9],
+        atom_energy: null(),
+        forces: null(),
+        atom_virial: null(),
+        descriptor: null(),
+        descriptor_width: 0,
+        n_local: 0,
+        n_nodes: 0,
+        n_edges: 0,
+    };
+
+    fn of(evaluation: &Evaluation, graph: &Graph, want: Request) -> Self {
+        sezm_results {
+            energy: evaluation.energy,
+            virial: evaluation.virial,
+            atom_energy: evaluation.atom_energy.as_ptr(),
+            forces: evaluation.forces.as_ptr().cast(),
+            atom_virial: if want.atom_virial { evaluation.atom_virial.as_ptr().cast() } else { null() },
+            descriptor: if want.descriptor { evaluation.descriptor.as_ptr() } else { null() },
+            descriptor_width: evaluation.descriptor.len().checked_div(graph.n_owned).unwrap_or(0),
+            n_local: graph.n_owned,
+            n_nodes: graph.n_nodes(),
+            n_edges: graph.n_edges(),
+        }
+    }
+}
+
+fn refuse_remote_nodes(graph: &Graph) -> Result<()> {
+    match graph.n_nodes() - graph.n_owned {
+        0 => Ok(()),
+        remote => Err(Error::Argument(format!("there are {remote} remote nodes, but exchange is a null pointer"))),
+    }
+}
+
+/// The neighbour list behind the pointers of C, checked.
+///
+/// # Safety
+/// The arrays are as long as [`sezm_neighbours`] says.
+unsafe fn read_neighbours(raw: &sezm_neighbours, state: &State) -> Result<NeighbourList> {
+    let n_local = count(raw.n_local, "n_local")?;
+    let n_all = count(raw.n_all, "n_all")?;
+    let inum = count(raw.inum, "inum")?;
+    if n_local > n_all {
+        return Err(Error::Argument(format!(
+            "n_all is {n_all}, but n_local is {n_local}: owned atoms are the first of all"
+        )));
+    }
+    // SAFETY: the caller's promise.
+    let (positions, types) = unsafe { (slice(raw.x.cast(), n_all, "x")?, slice(raw.types, n_all, "types")?) };
+    // SAFETY: the caller's promise.
+    let (node, centres) = unsafe { (slice(raw.nodes, n_all, "nodes")?, slice(raw.ilist, inum, "ilist")?) };
+    check_types(types, state.element_count)?;
+    check_nodes(node, n_local, count(raw.n_nodes, "n_nodes")?)?;
+    // SAFETY: the caller's promise.
+    let rows = centres.iter().map(|&i| unsafe { row(raw, i, n_local) }).collect::<Result<Vec<_>>>()?;
+    NeighbourList::new(&LammpsList { n_local, positions, types, node, rows: &rows }, state.cutoff, &state.excluded)
+}
+
+/// Owned atom `i` and its neighbours.
+///
+/// # Safety
+/// `numneigh` and `firstneigh` hold the row of `i` if it is an owned atom.
+unsafe fn row<'a>(raw: &sezm_neighbours, i: i32, n_local: usize) -> Result<(u32, &'a [i32])> {
+    let owned = u32::try_from(i).ok().filter(|&i| (i as usize) < n_local);
+    let i =
+        owned.ok_or_else(|| Error::Argument(format!("ilist names atom {i}: expected one of {n_local} owned atoms")))?;
+    if raw.numneigh.is_null() {
+        return Err(null_pointer("numneigh"));
+    }
+    if raw.firstneigh.is_null() {
+        return Err(null_pointer("firstneigh"));
+    }
+    // SAFETY: the arrays have a row for each atom that `ilist` names. Others may never have been written, so no slice
+    // is made of the arrays.
+    let (len, first) = unsafe { (raw.numneigh.add(i as usize).read(), raw.firstneigh.add(i as usize).read()) };
+    // SAFETY: the caller's promise.
+    Ok((i, unsafe { slice(first, count(len, "numneigh")?, "firstneigh")? }))
+}
+
+/// The atoms and the cell behind the pointers of C, checked.
+///
+/// # Safety
+/// `x` has `3 n_atoms` values, `types` has `n_atoms`, `cell` has 9 and `pbc` has 3, or they are null.
+unsafe fn read_structure<'a>(
+    n_atoms: usize,
+    x: *const f64,
+    types: *const i32,
+    cell: *const f64,
+    pbc: *const i32,
+    element_count: usize,
+) -> Result<Structure<'a>> {
+    // SAFETY: the caller's promise.
+    let (positions, types) = unsafe { (slice(x.cast(), n_atoms, "x")?, slice(types, n_atoms, "types")?) };
+    check_types(types, element_count)?;
+    let cell = match cell.is_null() {
+        true => None,
+        // SAFETY: the caller's promise.
+        false => Some(*unsafe { reference(cell.cast::<[[f64; 3]; 3]>(), "cell")? }),
+    };
+    let pbc = match pbc.is_null() {
+        true => [cell.is_some(); 3],
+        // SAFETY: the caller's promise.
+        false => unsafe { reference(pbc.cast::<[i32; 3]>(), "pbc")? }.map(|repeats| repeats != 0),
+    };
+    Ok(Structure { positions, types, cell, pbc })
+}
+
+/// The engine finds the nodes itself; what the host believes of them must be the same.
+fn check_nodes(nodes: &[u32], n_local: usize, n_nodes: usize) -> Result<()> {
+    let found = nodes.iter().map(|&node| node as usize + 1).max().unwrap_or(0).max(n_local);
+    match found == n_nodes {
+        true => Ok(()),
+        false => Err(Error::Argument(format!("n_nodes is {n_nodes}, but the nodes of the atoms lead to {found}"))),
+    }
+}
+
+fn check_types(types: &[i32], element_count: usize) -> Result<()> {
+    let valid = -1..element_count as i32;
+    match types.iter().position(|kind| !valid.contains(kind)) {
+        None => Ok(()),
+        Some(atom) => Err(Error::Argument(format!(
+            "atom {atom} has type {}: expected 0 to {}, or -1 for an atom that is not of this model",
+            types[atom],
+            element_count - 1
+        ))),
+    }
+}
+
+fn request(flags: u32) -> Result<Request> {
+    let unknown = flags & !(SEZM_ATOM_VIRIAL | SEZM_DESCRIPTOR);
+    if unknown != 0 {
+        return Err(Error::Argument(format!(
+            "unknown flags {unknown:#x}: expected a sum of SEZM_ATOM_VIRIAL (1) and SEZM_DESCRIPTOR (2)"
+        )));
+    }
+    Ok(Request { atom_virial: flags & SEZM_ATOM_VIRIAL != 0, descriptor: flags & SEZM_DESCRIPTOR != 0 })
+}
+
+/// The exchange callback of the host as an [`Exchange`].
+struct Callback {
+    context: *mut c_void,
+    function: unsafe extern "C" fn(*mut c_void, i32, *mut c_void, i32, usize, usize) -> c_int,
+    n_nodes: usize,
+}
+
+impl Callback {
+    fn new(exchange: &sezm_exchange, n_nodes: usize) -> Result<Self> {
+        let function = exchange.callback.ok_or_else(|| null_pointer("exchange.callback"))?;
+        Ok(Callback { context: exchange.context, function, n_nodes })
+    }
+
+    fn call(&self, direction: i32, rows: Rows<'_>, width: usize) -> Result<()> {
+        let (pointer, len, element_size) = match rows {
+            Rows::F32(rows) => (rows.as_mut_ptr().cast::<c_void>(), rows.len(), size_of::<f32>()),
+            Rows::F64(rows) => (rows.as_mut_ptr().cast(), rows.len(), size_of::<f64>()),
+        };
+        if len != self.n_nodes * width {
+            return Err(Error::Internal(format!("{len} values for {} rows of {width}", self.n_nodes)));
+        }
+        // SAFETY: the host's own function with its own context; the rows are as large as it is told.
+        let status =
+            unsafe { (self.function)(self.context, direction, pointer, element_size as i32, self.n_nodes, width) };
+        if status == 0 {
+            return Ok(());
+        }
+        let way = if direction == SEZM_FORWARD { "forward" } else { "reverse" };
+        Err(Error::Exchange(format!("the exchange callback ({way}, {width} values a row) returned status {status}")))
+    }
+}
+
+impl Exchange for Callback {
+    fn forward(&mut self, rows: Rows<'_>, width: usize) -> Result<()> {
+        self.call(SEZM_FORWARD, rows, width)
+    }
+
+    fn reverse(&mut self, rows: Rows<'_>, width: usize) -> Result<()> {
+        self.call(SEZM_REVERSE, rows, width)
+    }
 }

@@ -4,7 +4,7 @@ use super::model::sezm_model;
 use super::pointers::{output, reference, text};
 use super::status::{c_string, enter, sezm_status};
 use crate::engine::{Engine, Evaluation, Precision};
-use crate::graph::lammps::NeighbourList;
+use crate::graph::NeighbourList;
 use crate::{Error, Result};
 use std::ffi::{CString, c_char};
 use std::ptr::null_mut;
@@ -58,6 +58,8 @@ pub(super) struct State {
     pub element_count: usize,
     /// Pairs of types without edges.
     pub excluded: Vec<(u32, u32)>,
+    /// Owned atoms and ghosts of the neighbour list.
+    pub n_all: usize,
     /// From `sezm_engine_set_neighbours`.
     pub neighbours: Option<NeighbourList>,
     /// The last answer: what `sezm_results` points into.
@@ -164,18 +166,14 @@ pub unsafe extern "C" fn sezm_engine_profile(
 }
 
 impl sezm_engine {
-    pub(super) fn new(
-        engine: Box<dyn Engine>,
-        cutoff: f64,
-        element_count: usize,
-        excluded: Vec<(u32, u32)>,
-    ) -> Self {
+    pub(super) fn new(engine: Box<dyn Engine>, cutoff: f64, element_count: usize, excluded: Vec<(u32, u32)>) -> Self {
         let description = c_string(&engine.describe());
         let state = State {
             engine,
             cutoff,
             element_count,
             excluded,
+            n_all: 0,
             neighbours: None,
             evaluation: Evaluation::default(),
             stages: Vec::new(),

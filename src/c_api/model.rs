@@ -1,6 +1,6 @@
 //! A model as C sees it.
 
-use super::pointers::{null, output, reference, text};
+use super::pointers::{null_pointer, output, reference, text};
 use super::status::{c_string, enter, sezm_status};
 use crate::Result;
 use crate::checkpoint::Checkpoint;
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn sezm_model_open(
         // SAFETY: the caller's promise.
         let (model, path, branch) = unsafe { (output(model, "model")?, text(path, "path")?, text(branch, "branch")?) };
         *model = null_mut();
-        let path = path.ok_or_else(|| null("path"))?;
+        let path = path.ok_or_else(|| null_pointer("path"))?;
         *model = Box::into_raw(Box::new(sezm_model::open(Path::new(path), branch)?));
         Ok(())
     })

@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char};
 pub(super) unsafe fn reference<'a, T>(pointer: *const T, name: &str) -> Result<&'a T> {
     check_alignment(pointer, name)?;
     // SAFETY: the caller's promise; null is caught here.
-    unsafe { pointer.as_ref() }.ok_or_else(|| null(name))
+    unsafe { pointer.as_ref() }.ok_or_else(|| null_pointer(name))
 }
 
 /// The place behind a pointer where a result goes.
@@ -20,7 +20,7 @@ pub(super) unsafe fn reference<'a, T>(pointer: *const T, name: &str) -> Result<&
 pub(super) unsafe fn output<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T> {
     check_alignment(pointer, name)?;
     // SAFETY: the caller's promise; null is caught here.
-    unsafe { pointer.as_mut() }.ok_or_else(|| null(name))
+    unsafe { pointer.as_mut() }.ok_or_else(|| null_pointer(name))
 }
 
 /// `len` values behind a pointer, which may be null where there are none.
@@ -32,7 +32,7 @@ pub(super) unsafe fn slice<'a, T>(pointer: *const T, len: usize, name: &str) -> 
         return Ok(&[]);
     }
     if pointer.is_null() {
-        return Err(null(name));
+        return Err(null_pointer(name));
     }
     check_alignment(pointer, name)?;
     if len.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
@@ -60,7 +60,7 @@ pub(super) fn count(value: i32, name: &str) -> Result<usize> {
     usize::try_from(value).map_err(|_| Error::Argument(format!("{name} is {value}: a count cannot be negative")))
 }
 
-pub(super) fn null(name: &str) -> Error {
+pub(super) fn null_pointer(name: &str) -> Error {
     Error::Argument(format!("{name} is a null pointer"))
 }
 

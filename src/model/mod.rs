@@ -1,17 +1,23 @@
 //! Configuration + tensors -> typed, shape-checked parameters. The only place that knows tensor names.
 
-use crate::Result;
+pub mod config;
+pub mod merge;
+pub mod parameters;
+mod read;
+
 use crate::checkpoint::Checkpoint;
+use crate::{Error, Result};
+pub use config::Config;
+pub use parameters::Parameters;
 use std::path::Path;
 
 /// A model ready to be evaluated.
 #[derive(Debug, Clone)]
 pub struct Model {
-    elements: Vec<String>,
-    cutoff: f64,
+    config: Config,
+    weights: Parameters<f64>,
     parameters: usize,
     architecture: String,
-    exclude: Vec<(u32, u32)>,
 }
 
 impl Model {
@@ -22,16 +28,35 @@ impl Model {
     /// Types the tensors of a checkpoint. Errors: `Format` for a missing tensor, a wrong shape or an unknown value of a
     /// known option, `Unsupported` for an option that no engine evaluates, by name.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
-        let _ = checkpoint;
-        Ok(Model { elements: vec![], cutoff: 6.0, parameters: 0, architecture: String::new(), exclude: vec![] })
+        let config = read_config(checkpoint)?;
+        let refused = config.unsupported();
+        if !refused.is_empty() {
+            return Err(Error::Unsupported(format!(
+                "{}: the model uses options that this version of sezm does not evaluate: {}",
+                checkpoint.path().display(),
+                refused.join(", ")
+            )));
+        }
+        let weights = read::parameters(checkpoint, &config)?;
+        let parameters = read::count_parameters(checkpoint);
+        let architecture = architecture(&config, parameters);
+        Ok(Model { config, weights, parameters, architecture })
+    }
+    /// Every option of the model.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+    /// The weights in f64.
+    pub fn weights(&self) -> &Parameters<f64> {
+        &self.weights
     }
     /// Element symbols in the order of the model's types.
     pub fn elements(&self) -> &[String] {
-        &self.elements
+        &self.config.type_map
     }
     /// Cutoff radius, Å.
     pub fn cutoff(&self) -> f64 {
-        self.cutoff
+        self.config.rcut
     }
     /// Trainable parameters.
     pub fn parameters(&self) -> usize {
@@ -43,6 +68,45 @@ impl Model {
     }
     /// Unordered type pairs between which there are no edges (SPEC section 2).
     pub fn excluded_pairs(&self) -> &[(u32, u32)] {
-        &self.exclude
+        &self.config.exclude_types
     }
+}
+
+/// The options of a checkpoint, whether they are evaluated or not. Errors name the file and the option.
+pub fn read_config(checkpoint: &Checkpoint) -> Result<Config> {
+    let version = match checkpoint.tensor("atomic_model.descriptor.version_tensor")? {
+        // One decimal: a file stored in f32 holds 1.10000002.
+        Some(tensor) => (tensor.data.first().copied().unwrap_or(1.0) * 10.0).round() / 10.0,
+        None => 1.0,
+    };
+    Config::from_json(checkpoint.params(), version).map_err(|e| match e {
+        Error::Unsupported(reason) => Error::Unsupported(format!("{}: {reason}", checkpoint.path().display())),
+        other => other,
+    })
+}
+
+/// Trainable parameters of a checkpoint, whether its options are evaluated or not.
+pub fn count_parameters(checkpoint: &Checkpoint) -> usize {
+    read::count_parameters(checkpoint)
+}
+
+/// One line for people.
+pub fn architecture(config: &Config, parameters: usize) -> String {
+    let degrees: Vec<String> = config.blocks.iter().map(|b| b.l.to_string()).collect();
+    let degrees = match degrees.first() {
+        None => format!("lmax {}", config.lmax),
+        Some(first) if degrees.iter().all(|d| d == first) => format!("lmax {first}"),
+        Some(_) => format!("degrees {}", degrees.join("-")),
+    };
+    format!(
+        "DPA4 (SeZM) version {}: {degrees}, {} channels, {} blocks x {} layers, {} focus{}, {} head{}, {parameters} parameters",
+        config.version,
+        config.channels,
+        config.blocks.len(),
+        config.mixing_layers,
+        config.n_focus,
+        if config.n_focus == 1 { "" } else { "es" },
+        config.n_atten_head,
+        if config.n_atten_head == 1 { "" } else { "s" },
+    )
 }

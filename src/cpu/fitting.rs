@@ -1,0 +1,78 @@
+//! `fitting`: descriptor to atomic energies (SPEC 16), on a tile of nodes.
+
+use super::real::{Into, Real, activate_with_slope, dense, dot, matmul, matmul_transposed};
+use crate::model::config::Activation;
+use crate::model::parameters::{Fitting, Matrix};
+
+/// The fitting net and the energy shifts.
+pub struct FittingStage<T> {
+    hidden: Vec<(Matrix<T>, Vec<T>)>,
+    output: Vec<T>,
+    /// Shift of each type, eV, in f64: net bias, output bias and data-set bias.
+    shift: Vec<f64>,
+    activation: Activation,
+}
+
+impl<T: Real> FittingStage<T> {
+    pub fn new(fitting: &Fitting<f64>, activation: Activation) -> Self {
+        let shift = |(a, b): (&f64, &f64)| a + b + fitting.output_bias;
+        FittingStage {
+            hidden: fitting
+                .hidden
+                .iter()
+                .map(|(m, b)| (m.cast(&T::of), b.iter().map(|&x| T::of(x)).collect()))
+                .collect(),
+            output: fitting.output.iter().map(|&x| T::of(x)).collect(),
+            shift: fitting.type_bias.iter().zip(&fitting.out_bias).map(shift).collect(),
+            activation,
+        }
+    }
+
+    /// `descriptor` `[node][C]`; energies in eV, 0 for type -1. Returns what the adjoint needs: each layer's `[value, gate]`.
+    pub fn forward(&self, descriptor: &[T], types: &[i32], energy: &mut [f64]) -> Vec<Vec<T>> {
+        let nodes = types.len();
+        let mut saved: Vec<Vec<T>> = Vec::with_capacity(self.hidden.len());
+        let mut h = descriptor.to_vec();
+        for (matrix, bias) in &self.hidden {
+            let (width, n) = (matrix.cols, matrix.cols / 2);
+            let mut hidden: Vec<T> = bias.iter().copied().cycle().take(nodes * width).collect();
+            matmul(dense(&h, nodes, matrix.rows), matrix.into(), &mut hidden, width, Into::Add);
+            h = hidden
+                .chunks_exact(width)
+                .flat_map(|row| {
+                    row[..n].iter().zip(&row[n..]).map(|(&v, &g)| v * activate_with_slope(self.activation, g).0)
+                })
+                .collect();
+            saved.push(hidden);
+        }
+        for ((energy, &kind), h) in energy.iter_mut().zip(types).zip(h.chunks_exact(self.output.len())) {
+            *energy = usize::try_from(kind).map_or(0.0, |kind| dot(h, &self.output).wide() + self.shift[kind]);
+        }
+        saved
+    }
+
+    /// dE/d(descriptor) `[node][C]`; 0 for type -1.
+    pub fn adjoint(&self, types: &[i32], saved: &[Vec<T>]) -> Vec<T> {
+        let nodes = types.len();
+        let mut grad: Vec<T> = types
+            .iter()
+            .flat_map(|&kind| self.output.iter().map(move |&w| if kind < 0 { T::zero() } else { w }))
+            .collect();
+        for ((matrix, _), hidden) in self.hidden.iter().zip(saved).rev() {
+            let (width, n) = (matrix.cols, matrix.cols / 2);
+            let mut grad_hidden = vec![T::zero(); nodes * width];
+            for ((out, row), g) in
+                grad_hidden.chunks_exact_mut(width).zip(hidden.chunks_exact(width)).zip(grad.chunks_exact(n))
+            {
+                for i in 0..n {
+                    let (act, slope) = activate_with_slope(self.activation, row[n + i]);
+                    out[i] = g[i] * act;
+                    out[n + i] = g[i] * row[i] * slope;
+                }
+            }
+            grad = vec![T::zero(); nodes * matrix.rows];
+            matmul_transposed(dense(&grad_hidden, nodes, width), matrix.into(), &mut grad, matrix.rows, Into::Set);
+        }
+        grad
+    }
+}

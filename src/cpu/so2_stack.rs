@@ -1,0 +1,198 @@
+//! `so2_stack`: the gated stack of SO(2)-equivariant layers on a chunk of edges (SPEC 8.2, step 5).
+
+use super::real::{Into, Real, View, activate, activate_with_slope, axpy, matmul, matmul_transposed, sigmoid};
+use crate::math::layout::m_major;
+use crate::model::config::Activation;
+use crate::model::parameters::{Matrix, So2Layer};
+
+/// The layers of one block. Features: `[edge][focus][row][channel]`.
+pub struct So2Stack<T> {
+    focuses: usize,
+    channels: usize,
+    degree: usize,
+    /// Degree of each row.
+    degrees: Vec<usize>,
+    /// First row and row count of m = 0, then of each |m| (both signs).
+    orders: Vec<(usize, usize)>,
+    layers: Vec<So2Layer<T>>,
+    activation: Activation,
+}
+
+/// A gated layer's values before the activation, and its opened gates.
+pub struct LayerForward<T> {
+    linear: Vec<T>,
+    /// `[edge][focus][l - 1][channel]`.
+    gate: Vec<T>,
+}
+
+impl<T: Real> So2Stack<T> {
+    pub fn new(
+        layers: &[So2Layer<f64>],
+        (l, m): (usize, usize),
+        (focuses, channels): (usize, usize),
+        activation: Activation,
+    ) -> Self {
+        let cast = |v: &Vec<Matrix<f64>>| v.iter().map(|m| m.cast(&T::of)).collect::<Vec<_>>();
+        let mut start = 0;
+        let orders = (0..=m).map(|order| {
+            let rows = (l - order + 1) * if order == 0 { 1 } else { 2 };
+            start += rows;
+            (start - rows, rows)
+        });
+        So2Stack {
+            focuses,
+            channels,
+            degree: l,
+            degrees: m_major(l, m).iter().map(|r| r.0).collect(),
+            orders: orders.collect(),
+            layers: layers
+                .iter()
+                .map(|layer| So2Layer {
+                    m0: cast(&layer.m0),
+                    m: layer.m.iter().map(cast).collect(),
+                    gate: layer.gate.as_ref().map(cast),
+                    gated: layer.gated,
+                })
+                .collect(),
+            activation,
+        }
+    }
+
+    fn focus_len(&self) -> usize {
+        self.degrees.len() * self.channels
+    }
+    fn edge_len(&self) -> usize {
+        self.focuses * self.focus_len()
+    }
+
+    /// The products of a layer: for each focus and |m|, (first value of an edge, width, weights).
+    fn each_product<'a>(&'a self, layer: &'a So2Layer<T>) -> impl Iterator<Item = (usize, usize, View<'a, T>)> {
+        (0..self.focuses).flat_map(move |f| {
+            self.orders.iter().enumerate().map(move |(m, &(row, rows))| {
+                let weights = if m == 0 { &layer.m0[f] } else { &layer.m[m - 1][f] };
+                (f * self.focus_len() + row * self.channels, rows * self.channels, View::from(weights))
+            })
+        })
+    }
+
+    /// `y` goes through all layers in place. Returns what the adjoint needs, one entry a gated layer.
+    pub fn forward(&self, edges: usize, y: &mut [T]) -> Vec<LayerForward<T>> {
+        let stride = self.edge_len();
+        let mut saved = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let mut linear = vec![T::zero(); edges * stride];
+            for (first, width, weights) in self.each_product(layer) {
+                let input = View { data: &y[first.min(y.len())..], rows: edges, cols: width, stride };
+                let at = first.min(linear.len());
+                matmul(input, weights, &mut linear[at..], stride, Into::Set);
+            }
+            if !layer.gated {
+                axpy(T::one(), &linear, y);
+                continue;
+            }
+            let gate = self.gates(layer, edges, &linear);
+            self.add_activated(&linear, &gate, y);
+            saved.push(LayerForward { linear, gate });
+        }
+        saved
+    }
+
+    fn gates(&self, layer: &So2Layer<T>, edges: usize, linear: &[T]) -> Vec<T> {
+        let Some(weights) = &layer.gate else { return Vec::new() };
+        let gates = self.degree * self.channels;
+        let mut gate = vec![T::zero(); edges * self.focuses * gates];
+        for (f, w) in weights.iter().enumerate() {
+            let at = (f * self.focus_len()).min(linear.len());
+            let scalars =
+                View { data: &linear[at..], rows: edges, cols: self.channels, stride: self.edge_len() };
+            let at = (f * gates).min(gate.len());
+            matmul(scalars, w.into(), &mut gate[at..], self.focuses * gates, Into::Set);
+        }
+        gate.iter_mut().for_each(|g| *g = sigmoid(*g));
+        gate
+    }
+
+    fn add_activated(&self, linear: &[T], gate: &[T], y: &mut [T]) {
+        let c = self.channels;
+        for (i, (y, z)) in y.chunks_exact_mut(self.focus_len()).zip(linear.chunks_exact(self.focus_len())).enumerate() {
+            for (row, &l) in self.degrees.iter().enumerate() {
+                let (y, z) = (&mut y[row * c..(row + 1) * c], &z[row * c..(row + 1) * c]);
+                if l == 0 {
+                    y.iter_mut().zip(z).for_each(|(y, &z)| *y += activate(self.activation, z));
+                } else {
+                    let gate = &gate[(i * self.degree + l - 1) * c..][..c];
+                    y.iter_mut().zip(z).zip(gate).for_each(|((y, &z), &g)| *y += z * g);
+                }
+            }
+        }
+    }
+
+    /// Adjoint of [`Self::forward`]: `grad` of the result becomes that of the input, in place.
+    pub fn adjoint(&self, edges: usize, saved: &[LayerForward<T>], grad: &mut [T]) {
+        let stride = self.edge_len();
+        let mut saved = saved.iter().rev();
+        let mut grad_linear = vec![T::zero(); edges * stride];
+        for layer in self.layers.iter().rev() {
+            match saved.next_if_gated(layer.gated) {
+                Some(forward) => self.activation_adjoint(layer, edges, forward, grad, &mut grad_linear),
+                None => grad_linear.copy_from_slice(grad),
+            }
+            for (first, width, weights) in self.each_product(layer) {
+                let at = first.min(grad.len());
+                let input = View { data: &grad_linear[at..], rows: edges, cols: width, stride };
+                matmul_transposed(input, weights, &mut grad[at..], stride, Into::Add);
+            }
+        }
+    }
+
+    fn activation_adjoint(
+        &self,
+        layer: &So2Layer<T>,
+        edges: usize,
+        forward: &LayerForward<T>,
+        grad: &[T],
+        grad_linear: &mut [T],
+    ) {
+        let (c, n) = (self.channels, self.focus_len());
+        let mut grad_gate = vec![T::zero(); forward.gate.len()];
+        for (i, out) in grad_linear.chunks_exact_mut(n).enumerate() {
+            let (grad, z) = (&grad[i * n..(i + 1) * n], &forward.linear[i * n..(i + 1) * n]);
+            for (row, &l) in self.degrees.iter().enumerate() {
+                let at = row * c..(row + 1) * c;
+                let (out, grad, z) = (&mut out[at.clone()], &grad[at.clone()], &z[at]);
+                if l == 0 {
+                    for ((o, &g), &z) in out.iter_mut().zip(grad).zip(z) {
+                        *o = g * activate_with_slope(self.activation, z).1;
+                    }
+                } else {
+                    let at = (i * self.degree + l - 1) * c..(i * self.degree + l) * c;
+                    let gates = forward.gate[at.clone()].iter().zip(&mut grad_gate[at]);
+                    for (((o, &g), &z), (&gate, grad_gate)) in out.iter_mut().zip(grad).zip(z).zip(gates) {
+                        *o = g * gate;
+                        *grad_gate += g * z;
+                    }
+                }
+            }
+        }
+        let Some(weights) = &layer.gate else { return };
+        grad_gate.iter_mut().zip(&forward.gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
+        let gates = self.degree * c;
+        for (f, w) in weights.iter().enumerate() {
+            let at = (f * gates).min(grad_gate.len());
+            let input = View { data: &grad_gate[at..], rows: edges, cols: gates, stride: self.focuses * gates };
+            let at = (f * n).min(grad_linear.len());
+            matmul_transposed(input, w.into(), &mut grad_linear[at..], self.edge_len(), Into::Add);
+        }
+    }
+}
+
+/// Saved values exist for gated layers only.
+trait NextIfGated<'a, T: 'a> {
+    fn next_if_gated(&mut self, gated: bool) -> Option<&'a LayerForward<T>>;
+}
+
+impl<'a, T: 'a, I: Iterator<Item = &'a LayerForward<T>>> NextIfGated<'a, T> for I {
+    fn next_if_gated(&mut self, gated: bool) -> Option<&'a LayerForward<T>> {
+        if gated { self.next() } else { None }
+    }
+}

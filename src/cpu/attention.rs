@@ -113,14 +113,7 @@ impl<T: Real> AttentionStage<T> {
     }
 
     /// Adds to `grad_scalars` what comes back through the gates; `grad_gate` is used up.
-    pub fn gates_adjoint(
-        &self,
-        nodes: usize,
-        scalars: &[T],
-        gate: &[T],
-        grad_gate: &mut [T],
-        grad_scalars: &mut [T],
-    ) {
+    pub fn gates_adjoint(&self, nodes: usize, scalars: &[T], gate: &[T], grad_gate: &mut [T], grad_scalars: &mut [T]) {
         let (_, inverse) = self.normalise(&self.gate_norm, scalars);
         grad_gate.iter_mut().zip(gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
         let mut grad_normed = vec![T::zero(); scalars.len()];

@@ -60,7 +60,8 @@ impl EdgeGeometry {
                 (distance, v.map(|x| x / length2.sqrt()), envelope.value_and_slope(distance))
             })
             .collect();
-        if let Some(e) = graph.vec.iter().position(|v| !(v.iter().map(|x| x * x).sum::<f64>().sqrt() >= SHORTEST_EDGE)) {
+        if let Some(e) = graph.vec.iter().position(|v| !(v.iter().map(|x| x * x).sum::<f64>().sqrt() >= SHORTEST_EDGE))
+        {
             return Err(Error::Structure(format!(
                 "atoms {} and {} are {:e} Å apart: positions must be finite and atoms further apart than {SHORTEST_EDGE:e} Å",
                 graph.dst[e] + 1,
@@ -70,8 +71,7 @@ impl EdgeGeometry {
         }
         let normaliser = (0..graph.n_owned)
             .map(|i| {
-                let sum: f64 =
-                    scalars[graph.dst_start[i]..graph.dst_start[i + 1]].iter().map(|s| s.2.0 * s.2.0).sum();
+                let sum: f64 = scalars[graph.dst_start[i]..graph.dst_start[i + 1]].iter().map(|s| s.2.0 * s.2.0).sum();
                 1.0 / (sum + floor).sqrt()
             })
             .collect();

@@ -295,7 +295,17 @@ impl<T: Real> MessageStage<T> {
         time.stage(Stage::Attention);
         self.stack.adjoint(n, &chunk.layers, &mut grad_y);
         time.stage(Stage::So2Stack);
-        self.rotation_adjoint(e, nodes, &chunk, edges, (&mut grad_y, &grad_captured), &mut grad_kernel, out.rows, out.edges, range.start);
+        self.rotation_adjoint(
+            e,
+            nodes,
+            &chunk,
+            edges,
+            (&mut grad_y, &grad_captured),
+            &mut grad_kernel,
+            out.rows,
+            out.edges,
+            range.start,
+        );
         time.stage(Stage::RotateMix);
         self.radial_adjoint(e, &chunk, edges, &mut grad_kernel, &mut grad_weight, out.edges);
         time.stage(Stage::Radial);

@@ -113,7 +113,13 @@ impl<T: Real> NodeStart<T> {
     fn radial_features(&self, geometry: &EdgeGeometry, hidden: &[T], edges: Range<usize>) -> Vec<T> {
         let cols = self.radial_last.cols;
         let mut rho = vec![T::zero(); edges.len() * cols];
-        matmul(dense(hidden, edges.len(), self.radial_last.rows), View::from(&self.radial_last), &mut rho, cols, Into::Set);
+        matmul(
+            dense(hidden, edges.len(), self.radial_last.rows),
+            View::from(&self.radial_last),
+            &mut rho,
+            cols,
+            Into::Set,
+        );
         if self.weighted && cols > 0 {
             for (e, rho) in edges.zip(rho.chunks_exact_mut(cols)) {
                 let w = T::of(geometry.weight[e]);

@@ -103,8 +103,7 @@ impl<T: Real> So2Stack<T> {
         let mut gate = vec![T::zero(); edges * self.focuses * gates];
         for (f, w) in weights.iter().enumerate() {
             let at = (f * self.focus_len()).min(linear.len());
-            let scalars =
-                View { data: &linear[at..], rows: edges, cols: self.channels, stride: self.edge_len() };
+            let scalars = View { data: &linear[at..], rows: edges, cols: self.channels, stride: self.edge_len() };
             let at = (f * gates).min(gate.len());
             matmul(scalars, w.into(), &mut gate[at..], self.focuses * gates, Into::Set);
         }

@@ -15,11 +15,7 @@ pub fn random(seed: u64, n: usize) -> Vec<f64> {
 
 /// Compares `adjoint(x, g)` with central differences of `<g, forward(x)>` in every component: 1e-7 relative to the
 /// largest component.
-pub fn check_adjoint(
-    x: &[f64],
-    forward: impl Fn(&[f64]) -> Vec<f64>,
-    adjoint: impl Fn(&[f64], &[f64]) -> Vec<f64>,
-) {
+pub fn check_adjoint(x: &[f64], forward: impl Fn(&[f64]) -> Vec<f64>, adjoint: impl Fn(&[f64], &[f64]) -> Vec<f64>) {
     let weight = random(99, forward(x).len());
     let value = |x: &[f64]| -> f64 { forward(x).iter().zip(&weight).map(|(a, b)| a * b).sum() };
     let grad = adjoint(x, &weight);

@@ -311,11 +311,16 @@ void PairSezm::compute(int eflag, int vflag) {
   if (list_changed()) hand_over_list();
 
   const bool want_atom_virial = vflag_atom || cvflag_atom;
-  const double *x = lammps_types_.empty() ? nullptr : &atom->x[0][0];
   sezm_results results;
-  check(sezm_engine_compute(engine_.get(), x, want_atom_virial ? SEZM_ATOM_VIRIAL : 0, nullptr, &results),
+  check(sezm_engine_compute(engine_.get(), positions(), want_atom_virial ? SEZM_ATOM_VIRIAL : 0, nullptr,
+                            &results),
         "pair_style sezm, step " + std::to_string(update->ntimestep));
   add_results(results);
+}
+
+// Of owned atoms, then of ghosts, one after the other.
+const double *PairSezm::positions() const {
+  return atom->nlocal + atom->nghost > 0 ? &atom->x[0][0] : nullptr;
 }
 
 PairSezm::ListKey PairSezm::current_list_key() const {
@@ -344,6 +349,7 @@ void PairSezm::hand_over_list() {
   neighbours.n_local = key.n_local;
   neighbours.n_all = key.n_all;
   neighbours.n_nodes = key.n_local;
+  neighbours.x = positions();
   neighbours.types = types_.data();
   neighbours.nodes = nodes_.data();
   neighbours.inum = list->inum;

@@ -87,6 +87,7 @@ class PairSezm : public LAMMPS_NS::Pair {
   void create_engine();
   void print_banner() const;
 
+  const double *positions() const;
   ListKey current_list_key() const;
   bool list_changed() const;
   void hand_over_list();

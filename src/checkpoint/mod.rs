@@ -1,16 +1,22 @@
 //! Bytes -> named tensors + configuration: the `.pt` file that `dp --pt train` writes (SPEC section 1).
+//!
+//! The file is mapped, not read: opening it costs the pickle's directory, and a tensor costs its own bytes.
+
+mod archive;
+mod lora;
+mod pickle;
+mod tensor;
 
 use crate::{Error, Result};
+use archive::Archive;
+use pickle::{Id, Pickle, TensorRef, Value};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+pub use tensor::Tensor;
 
-/// A dense tensor, row-major, converted to f64 from whatever dtype the file holds.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tensor {
-    /// Sizes of the axes, slowest first; empty for a scalar.
-    pub shape: Vec<usize>,
-    /// `shape.iter().product()` values.
-    pub data: Vec<f64>,
-}
+/// Name of the only branch of a single-task file.
+const DEFAULT_BRANCH: &str = "Default";
 
 /// An opened checkpoint: the configuration and a directory of tensors of one branch.
 ///
@@ -18,15 +24,65 @@ pub struct Tensor {
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
+    archive: Archive,
     branch: String,
+    branches: Vec<String>,
     params: serde_json::Value,
+    entries: Vec<Entry>,
+    index: HashMap<String, usize>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    shape: Vec<usize>,
+    view: View,
+}
+
+/// A [`TensorRef`] that may cross threads.
+#[derive(Debug)]
+struct View {
+    kind: String,
+    key: String,
+    storage_len: u64,
+    offset: u64,
+    stride: Vec<u64>,
 }
 
 impl Checkpoint {
     /// Opens `path`; `branch` chooses the model of a multi-task file (a branch name or an alias).
+    ///
+    /// Errors: `Io`; `Format` for what is no checkpoint of this kind, damaged, or ambiguous about its branch.
     pub fn open(path: &Path, branch: Option<&str>) -> Result<Self> {
-        let _ = branch;
-        Err(Error::format(path, "not written yet"))
+        let archive = Archive::open(path)?;
+        let damaged = |reason: String| Error::format(path, reason);
+        let bytes = archive.entry("data.pkl").unwrap_or_default();
+        let pickle = Pickle::read(bytes).map_err(|e| damaged(format!("cannot be read as a checkpoint: {e}")))?;
+        let root = pickle.root();
+        let state = pickle.get(root, "model").unwrap_or(root);
+        let no_params = || {
+            damaged(
+                "holds no model configuration (_extra_state.model_params): it is not a checkpoint of `dp --pt train`"
+                    .into(),
+            )
+        };
+        let extra = pickle.get(state, "_extra_state").ok_or_else(no_params)?;
+        let params = pickle.get(extra, "model_params").ok_or_else(no_params)?;
+        let params = pickle.json(params).map_err(|e| damaged(format!("model_params: {e}")))?;
+        let (branch, branches, params) = choose_branch(path, params, branch)?;
+        let prefix = format!("model.{branch}.");
+        let mut entries = Vec::new();
+        for &(key, value) in pickle.items(state) {
+            let Some(name) = pickle.text(key).and_then(|k| k.strip_prefix(&prefix)) else { continue };
+            if let Some(entry) = entry(path, &archive, &pickle, name, value)? {
+                entries.push(entry);
+            }
+        }
+        if entries.is_empty() {
+            return Err(damaged(format!("holds no tensors of the branch {branch} (names that begin with {prefix})")));
+        }
+        let index = entries.iter().enumerate().map(|(i, e)| (e.name.clone(), i)).collect();
+        Ok(Checkpoint { path: path.to_path_buf(), archive, branch, branches, params, entries, index })
     }
     /// The file this checkpoint was read from.
     pub fn path(&self) -> &Path {
@@ -36,27 +92,139 @@ impl Checkpoint {
     pub fn branch(&self) -> &str {
         &self.branch
     }
+    /// All branches of the file.
+    pub fn branches(&self) -> &[String] {
+        &self.branches
+    }
     /// The model JSON of the chosen branch (`descriptor`, `fitting_net`, `type_map`, ...), SPEC section 20.1.
     pub fn params(&self) -> &serde_json::Value {
         &self.params
     }
-    /// Names of all tensors of the branch, in file order.
+    /// Names of the tensors of the branch, in file order; LoRA factors, which are folded into their weights, left out.
     pub fn names(&self) -> Vec<&str> {
-        Vec::new()
+        let names = self.entries.iter().map(|e| e.name.as_str());
+        names.filter(|name| lora::target(name).is_none_or(|weight| !self.index.contains_key(&weight))).collect()
     }
     /// Shape of a tensor without reading it; `None` if there is none of this name.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        let _ = name;
-        None
+        self.index.get(name).map(|&i| &self.entries[i].shape[..])
     }
     /// Reads a tensor (LoRA folded, SPEC section 15); `Ok(None)` if there is none of this name.
-    /// Errors on a damaged storage or a value that is not finite.
+    /// Errors: `Format` for a damaged storage or a value that is not finite.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
-        let _ = name;
-        Ok(None)
+        let Some(mut tensor) = self.stored(name)? else { return Ok(None) };
+        if let Some([a, b, scaling]) = lora::factors(name)
+            && let (Some(a), Some(b)) = (self.stored(&a)?, self.stored(&b)?)
+        {
+            let scaling = self.stored(&scaling)?.and_then(|t| t.data.first().copied()).unwrap_or(1.0);
+            lora::fold(&mut tensor, &a, &b, scaling)
+                .map_err(|e| Error::format(&self.path, format!("tensor {name}: {e}")))?;
+        }
+        Ok(Some(tensor))
     }
     /// SHA-256 of the file, hexadecimal.
     pub fn sha256(&self) -> Result<String> {
-        Err(Error::Internal("sha256".into()))
+        Ok(Sha256::digest(self.archive.bytes()).iter().map(|b| format!("{b:02x}")).collect())
     }
+
+    /// A tensor as the file holds it.
+    fn stored(&self, name: &str) -> Result<Option<Tensor>> {
+        let Some(&i) = self.index.get(name) else { return Ok(None) };
+        let entry = &self.entries[i];
+        let wrong = |reason: String| Error::format(&self.path, format!("tensor {name} {reason}"));
+        let view = entry.view.tensor_ref(&entry.shape);
+        let bytes = self.archive.entry(&format!("data/{}", view.key)).unwrap_or_default();
+        let tensor = tensor::read(&view, bytes).map_err(wrong)?;
+        if let Some(at) = tensor.data.iter().position(|x| !x.is_finite()) {
+            return Err(wrong(format!(
+                "holds {} at element {at}: the weights are not finite; was the training diverging?",
+                tensor.data[at]
+            )));
+        }
+        Ok(Some(tensor))
+    }
+}
+
+impl View {
+    fn tensor_ref(&self, shape: &[usize]) -> TensorRef {
+        TensorRef {
+            kind: self.kind.as_str().into(),
+            key: self.key.as_str().into(),
+            storage_len: self.storage_len,
+            offset: self.offset,
+            shape: shape.iter().map(|&s| s as u64).collect(),
+            stride: self.stride.clone(),
+        }
+    }
+}
+
+/// A tensor of the state dictionary, checked against its storage; `None` for what is no tensor.
+fn entry(path: &Path, archive: &Archive, pickle: &Pickle, name: &str, value: Id) -> Result<Option<Entry>> {
+    let Value::Tensor(t) = pickle.value(value) else { return Ok(None) };
+    let wrong = |reason: String| Error::format(path, format!("tensor {name} {reason}"));
+    let storage = format!("data/{}", t.key);
+    let bytes = archive
+        .entry(&storage)
+        .ok_or_else(|| wrong(format!("points to {storage}, which the archive does not have; was the file cut?")))?;
+    tensor::check_view(t, bytes.len()).map_err(wrong)?;
+    Ok(Some(Entry {
+        name: name.to_string(),
+        shape: t.shape.iter().map(|&s| s as usize).collect(),
+        view: View {
+            kind: t.kind.to_string(),
+            key: t.key.to_string(),
+            storage_len: t.storage_len,
+            offset: t.offset,
+            stride: t.stride.clone(),
+        },
+    }))
+}
+
+/// (branch, all branches, parameters of the branch).
+fn choose_branch(
+    path: &Path,
+    mut params: serde_json::Value,
+    wanted: Option<&str>,
+) -> Result<(String, Vec<String>, serde_json::Value)> {
+    let Some(dict) = params.get_mut("model_dict").map(serde_json::Value::take) else {
+        return match wanted {
+            None | Some(DEFAULT_BRANCH) => Ok((DEFAULT_BRANCH.into(), vec![DEFAULT_BRANCH.into()], params)),
+            Some(other) => Err(Error::format(
+                path,
+                format!("has one model only, so there is no branch '{other}'; leave the branch out"),
+            )),
+        };
+    };
+    let serde_json::Value::Object(mut dict) = dict else {
+        return Err(Error::format(path, "model_dict of the configuration is no dictionary"));
+    };
+    let aliases = |params: &serde_json::Value| -> Vec<String> {
+        let list = params.get("model_branch_alias").and_then(|a| a.as_array());
+        list.into_iter().flatten().filter_map(|a| a.as_str().map(str::to_string)).collect()
+    };
+    let listing = dict.iter().map(|(name, params)| match &aliases(params)[..] {
+        [] => name.clone(),
+        alias => format!("{name} (alias {})", alias.join(", ")),
+    });
+    let listing = listing.collect::<Vec<_>>().join("; ");
+    let same = |name: &str, wanted: &str| name == wanted || name.eq_ignore_ascii_case(wanted);
+    // As upstream: a file may name a default branch by the alias `Default`.
+    let wanted_name = wanted.unwrap_or(DEFAULT_BRANCH);
+    let exact = |name: &str, params: &serde_json::Value| {
+        name == wanted_name || aliases(params).iter().any(|a| a == wanted_name)
+    };
+    let loose = |name: &str, params: &serde_json::Value| {
+        wanted.is_some() && (same(name, wanted_name) || aliases(params).iter().any(|a| same(a, wanted_name)))
+    };
+    let found = dict.iter().find(|(n, p)| exact(n, p)).or_else(|| dict.iter().find(|(n, p)| loose(n, p)));
+    let Some(name) = found.map(|(n, _)| n.clone()) else {
+        let reason = match wanted {
+            None => format!("holds several models; choose one with the branch option: {listing}"),
+            Some(other) => format!("has no branch or alias '{other}'; it has: {listing}"),
+        };
+        return Err(Error::format(path, reason));
+    };
+    let branches = dict.keys().cloned().collect();
+    let params = dict.remove(&name).unwrap_or_default();
+    Ok((name, branches, params))
 }

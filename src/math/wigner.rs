@@ -16,8 +16,8 @@ pub struct Wigner {
 
 #[derive(Debug, Clone, PartialEq)]
 struct Recursion {
-    /// For each row m = -l..=l, which rows of D^{l-1} it is made of: at most five.
-    rows: Vec<Vec<Term>>,
+    /// For each row m = -l..=l, which rows of D^{l-1} it is made of.
+    rows: Vec<[Term; 5]>,
     /// Factor of each column m' = -l..=l.
     columns: Vec<f64>,
 }
@@ -88,26 +88,28 @@ impl Recursion {
         let size = self.columns.len();
         let inner = size - 2;
         for (out, terms) in block.chunks_exact_mut(size).zip(&self.rows) {
-            out.fill(0.0);
-            for &Term { axis, row, weight } in terms {
-                let [left, middle, right] = vector[axis].map(|v| weight * v);
-                let source = &previous[row * inner..(row + 1) * inner];
-                let (first, last) = (source[0], source[inner - 1]);
-                out[0] += right * first + left * last;
-                out[size - 1] += right * last - left * first;
-                for (o, s) in out[1..=inner].iter_mut().zip(source) {
-                    *o += middle * s;
-                }
+            // D^1[axis] times the weight: its columns -1, 0, +1 make the outer and inner columns of the new row.
+            let turn = terms.map(|t| vector[t.axis].map(|v| t.weight * v));
+            let source = terms.map(|t| &previous[t.row * inner..(t.row + 1) * inner]);
+            let (mut first, mut last) = (0.0, 0.0);
+            for ([left, _, right], s) in turn.iter().zip(&source) {
+                first += right * s[0] + left * s[inner - 1];
+                last += right * s[inner - 1] - left * s[0];
             }
-            for (o, c) in out.iter_mut().zip(&self.columns) {
-                *o *= c;
+            out[0] = self.columns[0] * first;
+            out[size - 1] = self.columns[size - 1] * last;
+            let [a, b, c, d, e] = source;
+            let [ta, tb, tc, td, te] = turn.map(|t| t[1]);
+            let (out, columns) = (&mut out[1..=inner], &self.columns[1..=inner]);
+            for k in 0..inner {
+                out[k] = columns[k] * (ta * a[k] + tb * b[k] + tc * c[k] + td * d[k] + te * e[k]);
             }
         }
     }
 }
 
 /// The u, v and w terms of row m, without their common denominator (that is the column factor).
-fn terms(l: i32, m: i32) -> Vec<Term> {
+fn terms(l: i32, m: i32) -> [Term; 5] {
     let size = m.abs();
     let root = |product: i32| f64::from(product).sqrt();
     let u = root((l + m) * (l - m));
@@ -128,10 +130,12 @@ fn terms(l: i32, m: i32) -> Vec<Term> {
     } else if m < 0 {
         all.extend([(1, m - 1, w), (-1, 1 - m, -w)]);
     }
-    // Rows that D^{l-1} lacks come with weight zero.
-    all.retain(|&(_, _, weight)| weight != 0.0);
-    let term = |(axis, row, weight)| Term { axis: (axis + 1) as usize, row: (row + l - 1) as usize, weight };
-    all.into_iter().map(term).collect()
+    // Rows that D^{l-1} lacks come with weight zero, as do the terms that fill up.
+    let mut terms = [Term { axis: 0, row: 0, weight: 0.0 }; 5];
+    for (term, (axis, row, weight)) in terms.iter_mut().zip(all.into_iter().filter(|t| t.2 != 0.0)) {
+        *term = Term { axis: (axis + 1) as usize, row: (row + l - 1) as usize, weight };
+    }
+    terms
 }
 
 /// A rotation R with R n = +z for a unit vector n (global -> edge frame).

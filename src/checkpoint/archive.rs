@@ -1,0 +1,139 @@
+//! The zip container of a `.pt` file: entries by name, read in place from the mapped file.
+
+use crate::{Error, Result};
+use memmap2::Mmap;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Cursor;
+use std::ops::Range;
+use std::path::Path;
+
+/// A mapped zip file whose entries are stored uncompressed.
+#[derive(Debug)]
+pub struct Archive {
+    map: Mmap,
+    /// Byte range of each entry, named without the archive's top folder.
+    entries: HashMap<String, Range<usize>>,
+}
+
+impl Archive {
+    /// Maps `path` and reads its directory. Errors: `Io`; `Format` for everything that is no torch archive, by kind.
+    pub fn open(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            return Err(Error::format(path, "is a directory; give the .pt checkpoint itself"));
+        }
+        let file = File::open(path).map_err(|e| Error::io(path, format!("cannot be opened: {e}")))?;
+        let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
+        if length == 0 {
+            return Err(Error::format(path, "is empty; was the copy interrupted?"));
+        }
+        // SAFETY: the map is read-only and private to this value. As for every mapped file, another process that
+        // truncates it while it is read would fault; checkpoints are written once and replaced by renaming.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, format!("cannot be mapped: {e}")))?;
+        if !map.starts_with(b"PK\x03\x04") {
+            return Err(Error::format(path, foreign(&map)));
+        }
+        let entries = directory(path, &map)?;
+        let archive = Archive { map, entries };
+        archive.check_kind(path)?;
+        Ok(archive)
+    }
+
+    /// Bytes of an entry.
+    pub fn entry(&self, name: &str) -> Option<&[u8]> {
+        self.entries.get(name).map(|range| &self.map[range.clone()])
+    }
+    /// The whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    fn check_kind(&self, path: &Path) -> Result<()> {
+        let has = |name: &str| self.entries.contains_key(name);
+        let under = |folder: &str| self.entries.keys().any(|k| k.starts_with(folder));
+        if has("constants.pkl") || under("code/") {
+            return Err(Error::format(
+                path,
+                "is a frozen TorchScript model (.pth): sezm reads the checkpoint (.pt) that `dp --pt train` writes",
+            ));
+        }
+        if has("archive_format") || under("data/aotinductor/") || under("models/") {
+            return Err(Error::format(
+                path,
+                "is an exported or compiled model (.pt2): sezm reads the checkpoint (.pt) that `dp --pt train` writes",
+            ));
+        }
+        if !has("data.pkl") {
+            return Err(Error::format(
+                path,
+                "is a zip archive without data.pkl, not a torch checkpoint; give the .pt file that `dp --pt train` writes",
+            ));
+        }
+        match self.entry("byteorder") {
+            None | Some(b"little") => Ok(()),
+            Some(other) => Err(Error::format(
+                path,
+                format!(
+                    "was written with byte order '{}'; only little-endian checkpoints can be read: save it again on a \
+                     little-endian machine",
+                    String::from_utf8_lossy(&other[..other.len().min(16)])
+                ),
+            )),
+        }
+    }
+}
+
+/// What a file is that is no zip archive.
+fn foreign(bytes: &[u8]) -> String {
+    let hint = "sezm reads the checkpoint (.pt) that `dp --pt train` writes";
+    if bytes.starts_with(b"\x89HDF") {
+        return format!("is an HDF5 file; {hint}");
+    }
+    if bytes.starts_with(b"\x80\x02\x8a\x0a") || bytes.starts_with(b"\x80\x02") {
+        return format!(
+            "is a pickle of the format before torch 1.6; load and save it again with a current torch; {hint}"
+        );
+    }
+    let header = bytes.get(..8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+    if header.is_some_and(|n| n > 0 && n < 100 << 20) && bytes.get(8) == Some(&b'{') {
+        return format!("is a safetensors file; {hint}");
+    }
+    let start = &bytes[..bytes.len().min(512)];
+    if std::str::from_utf8(start).map_or_else(|e| e.valid_up_to() + 4 > start.len(), |_| true) && !start.contains(&0) {
+        return format!("is a text file; {hint}");
+    }
+    if bytes[0] == 0x0a {
+        return format!("looks like a TensorFlow graph (.pb); {hint}");
+    }
+    format!(
+        "is not a torch checkpoint (it begins with {:02x?}, not with a zip header); {hint}",
+        &start[..start.len().min(4)]
+    )
+}
+
+fn directory(path: &Path, map: &Mmap) -> Result<HashMap<String, Range<usize>>> {
+    let damaged = |what: String| Error::format(path, format!("{what}; was the copy interrupted?"));
+    let mut zip = zip::ZipArchive::new(Cursor::new(&map[..]))
+        .map_err(|e| damaged(format!("is a zip archive that is cut short or damaged ({e})")))?;
+    let mut entries = HashMap::with_capacity(zip.len());
+    for i in 0..zip.len() {
+        let file = zip.by_index_raw(i).map_err(|e| damaged(format!("has a damaged zip directory ({e})")))?;
+        let name = file.name().map_err(|e| damaged(format!("has a damaged zip directory ({e})")))?;
+        let full = name.to_string();
+        // torch puts everything under one folder named after the file.
+        let name = full.split_once('/').map_or(full.as_str(), |(_, rest)| rest).to_string();
+        let start = file.data_start().unwrap_or(u64::MAX);
+        let end = start.checked_add(file.size()).filter(|&end| end <= map.len() as u64);
+        let Some(end) = end else {
+            return Err(damaged(format!("entry {full} reaches beyond the end of the file")));
+        };
+        if file.compression() != zip::CompressionMethod::Stored {
+            return Err(Error::format(
+                path,
+                format!("entry {full} is compressed; torch stores its entries, so unpack and repack with `zip -0`"),
+            ));
+        }
+        entries.insert(name, start as usize..end as usize);
+    }
+    Ok(entries)
+}

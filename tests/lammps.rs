@@ -211,6 +211,22 @@ fn the_fp64_trajectory_is_that_of_the_reference() {
     let worst = deviation(lammps, "fp64");
     assert!(worst.energy <= 1e-6, "energy: {:e} eV", worst.energy);
     assert!(worst.first_pressure <= 1e-2, "pressure up to step 10: {:e} bar", worst.first_pressure);
+    assert!(worst.pressure <= 1e-2, "pressure up to step 100: {:e} bar", worst.pressure);
+    // The reference is printed with 12 digits.
+    assert!(worst.position <= 1e-9, "positions at step 200: {:e} A", worst.position);
+    assert!(worst.velocity <= 1e-9, "velocities at step 200: {:e} A/ps", worst.velocity);
+    assert!(worst.force <= 1e-9, "forces at step 200: {:e} eV/A", worst.force);
+}
+
+/// Measured when this was written: 1.7e-6 eV, 1.6e-2 bar, 3.5e-8 A; rounding differs between processors.
+#[test]
+fn the_fp32_trajectory_stays_near_the_reference() {
+    let Some(lammps) = lammps() else { return };
+    let worst = deviation(lammps, "fp32");
+    assert!(worst.energy <= 1e-5, "energy: {:e} eV", worst.energy);
+    assert!(worst.pressure <= 0.1, "pressure up to step 100: {:e} bar", worst.pressure);
+    assert!(worst.position <= 1e-6, "positions at step 200: {:e} A", worst.position);
+    assert!(worst.energy > 1e-9, "this was fp64");
 }
 
 #[test]
@@ -260,20 +276,22 @@ fn atoms_add_up_to_the_whole() {
 #[test]
 fn atom_stresses_follow_the_conventions_of_lammps() {
     use sezm::engine::{OneRank, Precision, Request, create};
-    use sezm::graph::cell::{self, Structure};
+    use sezm::graph::Structure;
 
     let Some(lammps) = lammps() else { return };
     let run = lmp(lammps, &script("in.tallies"), &[]).succeeded();
     let atoms = run.dump("atoms.dump");
 
     let model = sezm::model::Model::open(&model(), None).expect("the model");
+    let positions: Vec<[f64; 3]> = atoms.iter().map(|a| [a[2], a[3], a[4]]).collect();
+    let types: Vec<i32> = atoms.iter().map(|a| a[1] as i32 - 1).collect();
     let structure = Structure {
-        positions: atoms.iter().map(|a| [a[2], a[3], a[4]]).collect(),
-        types: atoms.iter().map(|a| a[1] as i32 - 1).collect(),
+        positions: &positions,
+        types: &types,
         cell: Some([[7.74, 0.0, 0.0], [1.1, 7.74, 0.0], [-0.7, 0.9, 7.74]]),
         pbc: [true; 3],
     };
-    let graph = cell::build(&structure, model.cutoff(), model.excluded_pairs()).expect("a graph");
+    let graph = sezm::graph::build(&structure, model.cutoff(), model.excluded_pairs()).expect("a graph");
     let want = Request { atom_virial: true, ..Request::default() };
     let mut engine = create(&model, Precision::Fp64, "cpu").expect("an engine");
     let expected = engine.evaluate(&graph, want, &mut OneRank).expect("an evaluation");

@@ -58,7 +58,8 @@ def main():
     good = worst <= arguments.tolerance  # false for NaN
     print(
         f"{'OK' if good else 'FAILED'}: potential and total energy of {len(steps)} thermo lines, steps 0 to {LAST_STEP}: "
-        f"at most {worst:.1e} eV from the reference implementation (allowed: {arguments.tolerance:.0e} eV)"
+        f"{'the same 12 digits as' if worst == 0 else f'at most {worst:.1e} eV from'} the reference implementation's"
+        f" (allowed: {arguments.tolerance:.0e} eV)"
     )
     return 0 if good else 1
 

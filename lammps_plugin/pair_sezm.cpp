@@ -44,12 +44,6 @@ void add_centroid(double *to, const double *from) {
 
 std::string base_name(const std::string &path) { return path.substr(path.find_last_of('/') + 1); }
 
-std::string with_thousands(std::uint64_t number) {
-  std::string digits = std::to_string(number);
-  for (int at = static_cast<int>(digits.size()) - 3; at > 0; at -= 3) digits.insert(at, ",");
-  return digits;
-}
-
 std::string short_number(double value) {
   char text[32];
   std::snprintf(text, sizeof(text), "%g", value);
@@ -285,7 +279,6 @@ void PairSezm::print_banner() const {
   say("  model:        " + options_.model_path + " (sha256 " + std::string(sha256).substr(0, 12) + ")");
   if (!options_.branch.empty()) say(std::string("  branch:       ") + info_.branch);
   say(std::string("  architecture: ") + info_.architecture);
-  say("  parameters:   " + with_thousands(info_.parameter_count));
   say("  atom types:  " + types);
   say("  cutoff:       " + short_number(info_.cutoff) + " Angstrom");
   say(std::string("  engine:       ") + engine);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// What every kernel starts from. Header-free: NVRTC, nvcc and, through emu/emu_cuda.hpp, g++ take the same text.
+// What every kernel starts from. Header-free: NVRTC, nvcc and, through emu/emu_cuda.hpp, g++ take the same
+// text.
 //
 // Rules of the house
 //  * `real` is the storage and arithmetic type of the run: -DREAL=float or -DREAL=double.
@@ -29,7 +30,7 @@ typedef REAL real;
 #define UNROLL SEZM_PRAGMA(unroll)
 #define UNROLL_BY(n) SEZM_PRAGMA(unroll n)
 /// The block's dynamic shared memory; every kernel file declares it through this and at most once a kernel.
-#define DYNAMIC_SHARED(type, name)                            \
+#define DYNAMIC_SHARED(type, name)                               \
   extern __shared__ __align__(1024) unsigned char sezm_shared[]; \
   type* name = reinterpret_cast<type*>(sezm_shared)
 #endif
@@ -120,14 +121,22 @@ DEVFN T gelu_inner(T x) {
 template <int KIND, class T>
 DEVFN T activate(T x) {
   switch (KIND) {
-    case SILU: return silu(x);
-    case GELU: return T(0.5) * x * (T(1) + real_tanh(gelu_inner(x)));
-    case TANH: return real_tanh(x);
-    case RELU: return real_max(x, T(0));
-    case RELU6: return real_min(real_max(x, T(0)), T(6));
-    case SOFTPLUS: return softplus(x);
-    case SIGMOID: return sigmoid(x);
-    default: return x;
+    case SILU:
+      return silu(x);
+    case GELU:
+      return T(0.5) * x * (T(1) + real_tanh(gelu_inner(x)));
+    case TANH:
+      return real_tanh(x);
+    case RELU:
+      return real_max(x, T(0));
+    case RELU6:
+      return real_min(real_max(x, T(0)), T(6));
+    case SOFTPLUS:
+      return softplus(x);
+    case SIGMOID:
+      return sigmoid(x);
+    default:
+      return x;
   }
 }
 
@@ -135,7 +144,8 @@ DEVFN T activate(T x) {
 template <int KIND, class T>
 DEVFN T activate_slope(T x) {
   switch (KIND) {
-    case SILU: return silu_slope(x);
+    case SILU:
+      return silu_slope(x);
     case GELU: {
       const T t = real_tanh(gelu_inner(x));
       const T inner = T(0.7978845608028654) * (T(1) + T(3 * 0.044715) * x * x);
@@ -145,14 +155,18 @@ DEVFN T activate_slope(T x) {
       const T t = real_tanh(x);
       return T(1) - t * t;
     }
-    case RELU: return x > T(0) ? T(1) : T(0);
-    case RELU6: return x > T(0) && x < T(6) ? T(1) : T(0);
-    case SOFTPLUS: return sigmoid(x);
+    case RELU:
+      return x > T(0) ? T(1) : T(0);
+    case RELU6:
+      return x > T(0) && x < T(6) ? T(1) : T(0);
+    case SOFTPLUS:
+      return sigmoid(x);
     case SIGMOID: {
       const T s = sigmoid(x);
       return s * (T(1) - s);
     }
-    default: return T(1);
+    default:
+      return T(1);
   }
 }
 
@@ -170,8 +184,8 @@ DEVFN T warp_max(T v) {
   UNROLL for (int bit = WIDTH / 2; bit > 0; bit >>= 1) v = real_max(v, __shfl_xor_sync(FULL_MASK, v, bit));
   return v;
 }
-/// Sum over the block (whole warps), the same bits in every thread. `scratch` holds one value a warp, in shared
-/// memory; it can be used again after the call.
+/// Sum over the block (whole warps), the same bits in every thread. `scratch` holds one value a warp, in
+/// shared memory; it can be used again after the call.
 template <class T>
 DEVFN T block_sum(T v, T* scratch) {
   v = warp_sum(v);

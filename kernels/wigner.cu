@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Stage `wigner`: the Wigner-D record of every edge (SPEC sections 4.2 and 4.3).
 //
-// -DLMAX: highest degree. -DTILE: edges a block works on together: their elements of one degree are spread over all
-// threads, since the low degrees of one edge would leave most of a warp idle.
+// -DLMAX: highest degree. -DTILE: edges a block works on together: their elements of one degree are spread
+// over all threads, since the low degrees of one edge would leave most of a warp idle.
 #include "wigner.cuh"
 
 #ifndef LMAX
@@ -33,20 +33,21 @@ DEVFN void assemble_degrees(WignerShared& shared, real* __restrict__ record, int
   for (int i = static_cast<int>(threadIdx.x); i < count * block; i += THREADS) {
     const int edge = i / block, element = i % block;
     const double* previous = L == 2 ? shared.first[edge] : shared.level[(L - 1) & 1][edge];
-    const double value = wigner_element<L>(shared.roots, shared.first[edge], previous, element / size - L,
-                                           element % size - L);
+    const double value =
+        wigner_element<L>(shared.roots, shared.first[edge], previous, element / size - L, element % size - L);
     if (L < LMAX) shared.level[L & 1][edge][element] = value;
     record[row_start(edge, RECORD) + wigner_offset(L) + element] = static_cast<real>(value);
   }
 }
 
 /// record[n_edges][RECORD] of the edges with vectors vec[n_edges][3], in Å (none of length zero). Any grid.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, TILE > 1 ? 4 : 2)
     wigner_assemble(const double* __restrict__ vec, real* __restrict__ record, i64 n_edges) {
   __shared__ WignerShared shared;
   const int thread = static_cast<int>(threadIdx.x);
   fill_wigner_roots(shared.roots, thread, THREADS);
-  for (i64 start = static_cast<i64>(blockIdx.x) * TILE; start < n_edges; start += static_cast<i64>(gridDim.x) * TILE) {
+  for (i64 start = static_cast<i64>(blockIdx.x) * TILE; start < n_edges;
+       start += static_cast<i64>(gridDim.x) * TILE) {
     const int count = n_edges - start < TILE ? static_cast<int>(n_edges - start) : TILE;
     real* tile = record + row_start(start, RECORD);
     for (int edge = thread; edge < count; edge += THREADS) {

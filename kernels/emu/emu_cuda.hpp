@@ -114,13 +114,14 @@ inline std::function<void()> body;
 inline ucontext_t scheduler_context;
 inline void* scheduler_pointer = nullptr;
 inline std::string failure;
-/// How tensor cores add: 0 = f32 chain, rounded to nearest; 1 = as Hopper was measured to: the products of one
-/// instruction and the accumulator aligned to the largest, 25 fraction bits kept by truncation.
+/// How tensor cores add: 0 = f32 chain, rounded to nearest; 1 = as Hopper was measured to: the products of
+/// one instruction and the accumulator aligned to the largest, 25 fraction bits kept by truncation.
 inline int tensor_model = 1;
 
 #if defined(__x86_64__) && !defined(EMU_UCONTEXT)
 #define EMU_ASM 1
-// Saves the callee-saved registers on the old stack and takes up the new one: ten times faster than swapcontext.
+// Saves the callee-saved registers on the old stack and takes up the new one: ten times faster than
+// swapcontext.
 extern "C" void emu_switch(void** from, void* to);
 asm(R"(
 .text
@@ -183,7 +184,9 @@ inline void entry() {
   __sanitizer_finish_switch_fiber(nullptr, &main_stack, &main_stack_bytes);
 #endif
   body();
-  if (!current->open.empty() || !current->groups.empty()) fail("a thread ended with cp.async in flight");
+  bool in_flight = !current->open.empty();
+  for (auto& group : current->groups) in_flight |= !group.empty();
+  if (in_flight) fail("a thread ended with cp.async in flight");
   yield(FINISHED);
   abort();
 }
@@ -282,7 +285,8 @@ inline void run_block(unsigned threads, unsigned seed, std::mt19937& random, std
       runnable += f.wait == RUNNABLE;
     }
     if (finished == threads) return;
-    if (at_barrier != 0 && at_barrier + finished == threads) {  // exited threads do not count, as on the device
+    if (at_barrier != 0 &&
+        at_barrier + finished == threads) {  // exited threads do not count, as on the device
       for (auto& f : fibres)
         if (f.wait == BLOCK_BARRIER) f.wait = RUNNABLE;
       continue;
@@ -306,7 +310,8 @@ struct Geometry {
   int tensor_model;
 };
 
-/// Runs `kernel` for every thread of the grid. Returns null, or what went wrong (valid until the next launch).
+/// Runs `kernel` for every thread of the grid. Returns null, or what went wrong (valid until the next
+/// launch).
 inline const char* launch(const Geometry& g, std::function<void()> kernel) {
   static std::mutex one_at_a_time;
   std::lock_guard<std::mutex> lock(one_at_a_time);
@@ -392,12 +397,12 @@ T fetch_and(T* p, T next) {
 }  // namespace emu
 
 /// Gives a kernel its C entries: what the loader of the emulated program looks up by name.
-#define EMU_EXPORT(kernel)                                                                         \
-  extern "C" const char* emu_launch_##kernel(const emu::Geometry* geometry, void** args) {         \
-    return emu::launch_packed(*geometry, &kernel, args);                                           \
-  }                                                                                                \
-  extern "C" size_t emu_arguments_##kernel(size_t* sizes, size_t room) {                           \
-    return emu::argument_sizes(&kernel, sizes, room);                                              \
+#define EMU_EXPORT(kernel)                                                                            \
+  extern "C" const char* emu_launch_##kernel(const emu::Geometry* emu_launch, void** emu_arguments) { \
+    return emu::launch_packed(*emu_launch, &::kernel, emu_arguments);                                 \
+  }                                                                                                   \
+  extern "C" size_t emu_arguments_##kernel(size_t* emu_sizes, size_t emu_room) {                      \
+    return emu::argument_sizes(&::kernel, emu_sizes, emu_room);                                       \
   }
 
 // ---- the language
@@ -454,14 +459,14 @@ static inline int __any_sync(unsigned mask, int p) { return __ballot_sync(mask, 
 static inline int __all_sync(unsigned mask, int p) { return __ballot_sync(mask, p) == mask; }
 
 // ---- integer atomics (there are no floating-point ones here: sums have a fixed order)
-#define EMU_ATOMIC(T)                                                                              \
-  static inline T atomicAdd(T* p, T v) { return emu::fetch_and(p, T(*p + v)); }                    \
-  static inline T atomicSub(T* p, T v) { return emu::fetch_and(p, T(*p - v)); }                    \
-  static inline T atomicMax(T* p, T v) { return emu::fetch_and(p, std::max(*p, v)); }              \
-  static inline T atomicMin(T* p, T v) { return emu::fetch_and(p, std::min(*p, v)); }              \
-  static inline T atomicOr(T* p, T v) { return emu::fetch_and(p, T(*p | v)); }                     \
-  static inline T atomicAnd(T* p, T v) { return emu::fetch_and(p, T(*p & v)); }                    \
-  static inline T atomicExch(T* p, T v) { return emu::fetch_and(p, v); }                           \
+#define EMU_ATOMIC(T)                                                                 \
+  static inline T atomicAdd(T* p, T v) { return emu::fetch_and(p, T(*p + v)); }       \
+  static inline T atomicSub(T* p, T v) { return emu::fetch_and(p, T(*p - v)); }       \
+  static inline T atomicMax(T* p, T v) { return emu::fetch_and(p, std::max(*p, v)); } \
+  static inline T atomicMin(T* p, T v) { return emu::fetch_and(p, std::min(*p, v)); } \
+  static inline T atomicOr(T* p, T v) { return emu::fetch_and(p, T(*p | v)); }        \
+  static inline T atomicAnd(T* p, T v) { return emu::fetch_and(p, T(*p & v)); }       \
+  static inline T atomicExch(T* p, T v) { return emu::fetch_and(p, v); }              \
   static inline T atomicCAS(T* p, T expected, T v) { return emu::fetch_and(p, *p == expected ? v : *p); }
 EMU_ATOMIC(int)
 EMU_ATOMIC(unsigned)

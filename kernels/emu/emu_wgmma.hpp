@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// The CPU twins of wgmma.cuh. Products and bulk copies complete at once, so a missing wait does not show here; the
-// values, the layouts and the barrier protocol do.
+// The CPU twins of wgmma.cuh. Products and bulk copies complete at once, so a missing wait does not show
+// here; the values, the layouts and the barrier protocol do.
 #pragma once
 
 DEVFN unsigned char* at_shared(u32 address, size_t bytes) {

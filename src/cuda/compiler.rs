@@ -22,6 +22,13 @@ impl std::fmt::Display for Version {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Capability(pub i32, pub i32);
 
+impl Capability {
+    /// Whether it runs Hopper's warpgroup products (`kernels/wgmma.cuh`). Compute capability 10 has others.
+    pub fn has_wgmma(self) -> bool {
+        self == Capability(9, 0)
+    }
+}
+
 impl std::fmt::Display for Capability {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "sm_{}{}", self.0, self.1)
@@ -45,8 +52,6 @@ impl std::str::FromStr for Capability {
 pub(super) struct Target {
     /// `sm_90a` (machine code) or `compute_90` (PTX, which the driver compiles).
     pub name: String,
-    /// The word that `#if __CUDA_ARCH__` cannot say: Hopper's warpgroup instructions are there.
-    pub wgmma: bool,
 }
 
 impl Target {
@@ -56,13 +61,13 @@ impl Target {
         let Capability(major, minor) = device;
         let own = 10 * major + minor;
         let newest = |found: &dyn Fn(i32) -> bool| known.iter().copied().filter(|&a| a <= own && found(a)).max();
-        if device == Capability(9, 0) && known.contains(&90) {
-            return Some(Target { name: "sm_90a".into(), wgmma: true });
+        if device.has_wgmma() && known.contains(&own) {
+            return Some(Target { name: "sm_90a".into() });
         }
         newest(&|a| a / 10 == major)
             .map(|a| format!("sm_{a}"))
             .or_else(|| newest(&|_| true).map(|a| format!("compute_{a}")))
-            .map(|name| Target { name, wgmma: false })
+            .map(|name| Target { name })
     }
     pub(super) fn is_machine_code(&self) -> bool {
         self.name.starts_with("sm_")
@@ -211,9 +216,6 @@ impl Compiler {
         })?;
         let mut options = program.options();
         options.push("--ptxas-options=-v".into());
-        if target.wgmma {
-            options.push("-DSEZM_WGMMA=1".into());
-        }
         let outcome = match &self.0 {
             Kind::Nvrtc(n) => n.compile(program, &target, &options),
             Kind::Nvcc { path, .. } => compile_by_nvcc(path, program, &target, &options),

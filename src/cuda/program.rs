@@ -34,6 +34,14 @@ impl Program {
         self.options.push(format!("-D{name}={value}"));
         self
     }
+    /// With Hopper's warpgroup products (`SEZM_WGMMA`), for devices that have them.
+    pub fn wgmma(self) -> Self {
+        self.define("SEZM_WGMMA", 1)
+    }
+    /// Whether it is for such devices only.
+    pub fn needs_wgmma(&self) -> bool {
+        self.options.iter().any(|o| o == "-DSEZM_WGMMA=1")
+    }
     /// The file's name, which is the stage's.
     pub fn name(&self) -> &'static str {
         self.source.name

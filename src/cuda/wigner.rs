@@ -15,10 +15,10 @@ pub fn record_len(lmax: usize) -> usize {
     (lmax + 1) * (2 * lmax + 1) * (2 * lmax + 3) / 3
 }
 
-/// Edges that a block works on together: as many as fit their two running degrees, in f64, into 16 KB.
+/// Edges that a block works on together: as many as fit their two running degrees, in f64, into 24 KB.
 fn tile(lmax: usize) -> usize {
     let level = (2 * lmax.max(2) - 1).pow(2);
-    let fit = (16 << 10) / (2 * size_of::<f64>() * level);
+    let fit = (24 << 10) / (2 * size_of::<f64>() * level);
     1 << fit.clamp(1, 32).ilog2()
 }
 
@@ -80,7 +80,7 @@ mod tests {
 
     #[test]
     fn tiles_fit_shared_memory() {
-        assert_eq!([0, 1, 3, 6, 12].map(tile), [32, 32, 32, 8, 1]);
+        assert_eq!([0, 1, 3, 6, 12].map(tile), [32, 32, 32, 8, 2]);
         assert_eq!(launch(3, 33).grid, [2, 1, 1]);
         assert!(launch(3, 0).is_empty());
     }

@@ -235,8 +235,8 @@ fn total_energy_stays() {
     let run = lmp(lammps, &script("in.trajectory"), &[("precision", "fp32"), ("steps", "400")]).succeeded();
     let energies: Vec<f64> = run.thermo().iter().map(|row| row["TotEng"]).collect();
     let spread = energies.iter().fold(0.0_f64, |worst, e| worst.max((e - energies[0]).abs()));
-    // The integrator's own swing with a step of 2 fs is 1e-3 eV for 32 atoms (tests/data/trajectories).
-    assert!(spread < 2e-3, "total energy moved by {spread:e} eV");
+    // The integrator's own swing with a step of 2 fs is 8e-4 eV for 32 atoms, in the reference too.
+    assert!(spread < 1e-3, "total energy moved by {spread:e} eV");
 }
 
 #[test]

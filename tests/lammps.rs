@@ -491,6 +491,7 @@ fn a_plugin_for_another_lammps_is_refused() {
         .expect("python starts");
     let headers = String::from_utf8(headers.stdout).expect("a path");
     let folder = build.path().display();
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     cmake(&[
         format!("-S{}", root().join("lammps_plugin").display()),
         format!("-B{folder}"),
@@ -500,7 +501,7 @@ fn a_plugin_for_another_lammps_is_refused() {
         format!("-DLAMMPS_HEADERS={}/include/lammps", headers.trim()),
         "-DLAMMPS_VERSION=20240829".into(),
         format!("-DLAMMPS_MPI_INCLUDE={}", lammps.venv.join("include").display()),
-        format!("-DSEZM_LIBRARY={}", root().join("target/release/libsezm.a").display()),
+        format!("-DSEZM_LIBRARY={}", target.join("release/libsezm.a").display()),
     ]);
     cmake(&["--build".into(), folder.to_string()]);
 

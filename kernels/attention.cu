@@ -221,16 +221,18 @@ extern "C" __global__ void attention_apply_gates(const real* __restrict__ gate, 
   }
 }
 
-/// sums[node][COLUMNS] = <a, b> over rows and the channels of a head; one thread a (node, column).
+/// sums[node][COLUMNS] = <a, b> over rows and the channels of a head; one warp a (node, column).
 extern "C" __global__ void attention_head_sums(const real* __restrict__ a, const real* __restrict__ b,
                                                real* __restrict__ sums, i64 a_plane, i64 b_plane, i64 nodes) {
-  for (i64 i = grid_thread(); i < nodes * COLUMNS; i += grid_threads()) {
+  const i64 step = grid_threads() / 32;
+  for (i64 i = grid_thread() / 32; i < nodes * COLUMNS; i += step) {
     real sum = real(0);
     for (int row = 0; row < PACKED; ++row) {
       const real *x = a + row * a_plane + i * PER_HEAD, *y = b + row * b_plane + i * PER_HEAD;
-      for (int c = 0; c < PER_HEAD; ++c) sum = real_fma(x[c], y[c], sum);
+      for (int c = lane_index(); c < PER_HEAD; c += 32) sum = real_fma(x[c], y[c], sum);
     }
-    sums[i] = sum;
+    sum = warp_sum(sum);
+    if (lane_index() == 0) sums[i] = sum;
   }
 }
 

@@ -16,76 +16,111 @@ struct Segment {
   int a_row, b_row, k, lda, ldb, unused;
 };
 
-#ifndef TILE_M
-#define TILE_M 128
-#endif
-#ifndef TILE_N
-#define TILE_N 64
-#endif
-constexpr int TILE_K = 16, THREADS = 256;
-constexpr int ROWS = TILE_M / 16, COLUMNS = TILE_N / 16;  // of a thread
-constexpr int A_LOADS = TILE_M * TILE_K / THREADS, B_LOADS = TILE_K * TILE_N / THREADS;
+constexpr int TILE_M = 128, TILE_N = 64, TILE_K = 16, THREADS = 128;
+/// A thread's block of C: 8 rows in two groups of four 64 apart, 8 columns in two groups of four 32 apart, so that
+/// neighbouring threads read neighbouring groups of shared memory.
+constexpr int ROWS = 8, COLUMNS = 8;
+
+/// Four neighbouring values of a row of `count`, zeros beyond it; `whole`: the address allows one load.
+DEVFN real4 load4(const real* __restrict__ row, int at, int count, bool inside, bool whole) {
+  real4 out = {{real(0), real(0), real(0), real(0)}};
+  if (!inside) return out;
+  if (whole && at + 4 <= count) return *reinterpret_cast<const real4*>(row + at);
+  UNROLL for (int i = 0; i < 4; ++i) {
+    if (at + i < count) out.v[i] = row[at + i];
+  }
+  return out;
+}
+
+/// Whether rows of `stride` values from `p` on all begin at multiples of four values.
+DEVFN bool aligned(const real* p, int stride) {
+  return stride % 4 == 0 && reinterpret_cast<u64>(p) % (4 * sizeof(real)) == 0;
+}
 
 /// Grid: (tiles of M, tiles of N, jobs).
 extern "C" __global__ void __launch_bounds__(THREADS)
     grouped_product(const real* __restrict__ a, const real* __restrict__ b, real* __restrict__ c,
                     const Job* __restrict__ jobs, const Segment* __restrict__ segments, i64 a_plane, i64 b_plane,
                     i64 c_plane, int m_arg, int n_arg, int lda_arg, int ldb_arg, int ldc_arg, int add) {
-  __shared__ real tile_a[TILE_K][TILE_M + 4];
-  __shared__ real tile_b[TILE_K][TILE_N + 4];
+  __shared__ __align__(16) real tile_a[TILE_K][TILE_M + 4];
+  __shared__ __align__(16) real tile_b[TILE_K][TILE_N + 4];
   const Job job = jobs[blockIdx.z];
   const int m = job.m ? job.m : m_arg, n = job.n ? job.n : n_arg, ldc = job.ldc ? job.ldc : ldc_arg;
   const int row0 = static_cast<int>(blockIdx.x) * TILE_M, col0 = static_cast<int>(blockIdx.y) * TILE_N;
   if (row0 >= m || col0 >= n) return;
-  const int thread = static_cast<int>(threadIdx.x), tx = thread % 16, ty = thread / 16;
+  const int thread = static_cast<int>(threadIdx.x), tx = thread % 8, ty = thread / 8;
   real sum[ROWS][COLUMNS];
   UNROLL for (int i = 0; i < ROWS; ++i) {
     UNROLL for (int j = 0; j < COLUMNS; ++j) sum[i][j] = real(0);
   }
-  for (int s = 0; s < job.segments; ++s) {
-    const Segment seg = segments[job.first_segment + s];
+  // The next tiles travel to registers while the present ones are multiplied; their place is (segment, k).
+  real4 next_a[4], next_b[2];
+  int segment = 0, k0 = 0;
+  Segment seg = segments[job.first_segment];
+  const auto fetch = [&]() {
     const int lda = seg.lda ? seg.lda : lda_arg, ldb = seg.ldb ? seg.ldb : ldb_arg;
     const real* pa = a + seg.a + seg.a_row * a_plane;
     const real* pb = b + seg.b + seg.b_row * b_plane;
-    for (int k0 = 0; k0 < seg.k; k0 += TILE_K) {
-      real next_a[A_LOADS], next_b[B_LOADS];
-      UNROLL for (int i = 0; i < A_LOADS; ++i) {
-        const int at = thread + i * THREADS, row = row0 + at / TILE_K, k = k0 + at % TILE_K;
-        next_a[i] = row < m && k < seg.k ? pa[static_cast<i64>(row) * lda + k] : real(0);
+    const bool whole_a = aligned(pa, lda), whole_b = aligned(pb, ldb);
+    // Thread t loads four values along k of rows t / 4 + 32 i, and four columns of rows t / 16 + 8 i of B.
+    UNROLL for (int i = 0; i < 4; ++i) {
+      const int row = row0 + thread / 4 + 32 * i;
+      next_a[i] = load4(pa + static_cast<i64>(row) * lda, k0 + 4 * (thread % 4), seg.k, row < m, whole_a);
+    }
+    UNROLL for (int i = 0; i < 2; ++i) {
+      const int k = k0 + thread / 16 + 8 * i;
+      next_b[i] = load4(pb + static_cast<i64>(k) * ldb, col0 + 4 * (thread % 16), n, k < seg.k, whole_b);
+    }
+  };
+  fetch();
+  while (segment < job.segments) {
+    __syncthreads();
+    UNROLL for (int i = 0; i < 4; ++i) {
+      UNROLL for (int q = 0; q < 4; ++q) tile_a[4 * (thread % 4) + q][thread / 4 + 32 * i] = next_a[i].v[q];
+    }
+    UNROLL for (int i = 0; i < 2; ++i) {
+      *reinterpret_cast<real4*>(&tile_b[thread / 16 + 8 * i][4 * (thread % 16)]) = next_b[i];
+    }
+    __syncthreads();
+    k0 += TILE_K;
+    if (k0 >= seg.k) {
+      k0 = 0;
+      if (++segment < job.segments) seg = segments[job.first_segment + segment];
+    }
+    if (segment < job.segments) fetch();
+    UNROLL for (int k = 0; k < TILE_K; ++k) {
+      real4 x[2], y[2];
+      UNROLL for (int g = 0; g < 2; ++g) {
+        x[g] = *reinterpret_cast<const real4*>(&tile_a[k][64 * g + 4 * ty]);
+        y[g] = *reinterpret_cast<const real4*>(&tile_b[k][32 * g + 4 * tx]);
       }
-      UNROLL for (int i = 0; i < B_LOADS; ++i) {
-        const int at = thread + i * THREADS, k = k0 + at / TILE_N, col = col0 + at % TILE_N;
-        next_b[i] = k < seg.k && col < n ? pb[static_cast<i64>(k) * ldb + col] : real(0);
-      }
-      __syncthreads();
-      UNROLL for (int i = 0; i < A_LOADS; ++i) {
-        const int at = thread + i * THREADS;
-        tile_a[at % TILE_K][at / TILE_K] = next_a[i];
-      }
-      UNROLL for (int i = 0; i < B_LOADS; ++i) {
-        const int at = thread + i * THREADS;
-        tile_b[at / TILE_N][at % TILE_N] = next_b[i];
-      }
-      __syncthreads();
-      UNROLL for (int k = 0; k < TILE_K; ++k) {
-        real x[ROWS], y[COLUMNS];
-        UNROLL for (int i = 0; i < ROWS; ++i) x[i] = tile_a[k][ty * ROWS + i];
-        UNROLL for (int j = 0; j < COLUMNS; ++j) y[j] = tile_b[k][tx * COLUMNS + j];
-        UNROLL for (int i = 0; i < ROWS; ++i) {
-          UNROLL for (int j = 0; j < COLUMNS; ++j) sum[i][j] = real_fma(x[i], y[j], sum[i][j]);
+      UNROLL for (int i = 0; i < ROWS; ++i) {
+        UNROLL for (int j = 0; j < COLUMNS; ++j) {
+          sum[i][j] = real_fma(x[i / 4].v[i % 4], y[j / 4].v[j % 4], sum[i][j]);
         }
       }
     }
   }
   real* pc = c + job.c + job.c_row * c_plane;
+  const bool whole_c = aligned(pc, ldc);
   UNROLL for (int i = 0; i < ROWS; ++i) {
-    const int row = row0 + ty * ROWS + i;
+    const int row = row0 + 64 * (i / 4) + 4 * ty + i % 4;
     if (row >= m) continue;
-    UNROLL for (int j = 0; j < COLUMNS; ++j) {
-      const int col = col0 + tx * COLUMNS + j;
-      if (col >= n) continue;
+    UNROLL for (int g = 0; g < 2; ++g) {
+      const int col = col0 + 32 * g + 4 * tx;
       real* out = pc + static_cast<i64>(row) * ldc + col;
-      *out = add ? *out + sum[i][j] : sum[i][j];
+      real4 value = {{sum[i][4 * g], sum[i][4 * g + 1], sum[i][4 * g + 2], sum[i][4 * g + 3]}};
+      if (whole_c && col + 4 <= n) {
+        if (add) {
+          const real4 old = *reinterpret_cast<const real4*>(out);
+          UNROLL for (int q = 0; q < 4; ++q) value.v[q] = old.v[q] + value.v[q];
+        }
+        *reinterpret_cast<real4*>(out) = value;
+      } else {
+        UNROLL for (int q = 0; q < 4; ++q) {
+          if (col + q < n) out[q] = add ? out[q] + value.v[q] : value.v[q];
+        }
+      }
     }
   }
 }

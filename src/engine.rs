@@ -67,8 +67,8 @@ impl Exchange for OneRank {
 
 /// Evaluates a model. Deterministic: the same graph gives the same bits, whatever the thread count.
 pub trait Engine: Send {
-    /// Energy, forces and virial of a graph. Errors: `Structure` for a non-finite result or an edge shorter
-    /// than 1e-6 Å, `Exchange`, `OutOfMemory`, `Device`.
+    /// Energy, forces and virial of a graph (whose builders refuse positions that are not finite and atoms on top of
+    /// each other). Errors: `Structure` for a non-finite result, `Exchange`, `OutOfMemory`, `Device`.
     fn evaluate(&mut self, graph: &Graph, want: Request, exchange: &mut dyn Exchange) -> Result<Evaluation>;
     /// One line for the banner: engine, precision, device, e.g. `CPU, fp32, 2 threads`.
     fn describe(&self) -> String;

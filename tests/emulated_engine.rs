@@ -10,8 +10,8 @@ use sezm::cuda::{Args, Launch, Program, Result};
 use sezm::engine::{Engine, Evaluation, OneRank, Precision, Request};
 use sezm::graph::{Graph, Structure, build};
 use sezm::model::Model;
-use std::collections::HashMap;
-use std::path::PathBuf;
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use support::emulation::Emulated;
 
 /// Host memory and emulated programs. Memory starts as NaN, so a value that no kernel has set shows.
@@ -71,9 +71,9 @@ impl Machine for Emulator {
     }
 }
 
-fn shared() -> Option<PathBuf> {
-    let path = std::env::var_os("SEZM_SHARED").map_or_else(|| PathBuf::from("../shared"), PathBuf::from);
-    path.join("refs").is_dir().then_some(path)
+fn model(name: &str) -> Model {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/refs").join(format!("{name}.pt"));
+    Model::open(&file, None).unwrap()
 }
 
 fn graph(model: &Model, types: &[i32], positions: &[[f64; 3]], cell: Option<[[f64; 3]; 3]>) -> Graph {
@@ -113,49 +113,49 @@ fn small(model: &Model) -> Graph {
     graph(model, &[0, last, 0, last, 0], &positions, None)
 }
 
-fn check(file: &str) {
-    let Some(shared) = shared() else {
-        println!("SKIPPED: no reference checkpoints (SEZM_SHARED)");
-        return;
-    };
-    let model = Model::open(&shared.join("refs").join(file), None).unwrap();
+fn check(name: &str) {
+    let model = model(name);
     let g = small(&model);
-    compare::<f64>(file, &model, &g, 0, 1e-9);
-    compare::<f64>(file, &model, &g, 2, 1e-9);
-    compare::<f32>(file, &model, &g, 1, 2e-4);
+    // Two thread orders give the same bits.
+    let first = compare::<f64>(name, &model, &g, 0, 1e-9);
+    assert_eq!(first, compare::<f64>(name, &model, &g, 2, 1e-9), "{name}: thread order shows in the result");
+    compare::<f32>(name, &model, &g, 1, 2e-4);
     let one = graph(&model, &[0], &[[0.0; 3]], None);
-    compare::<f64>(file, &model, &one, 1, 1e-10);
+    compare::<f64>(name, &model, &one, 1, 1e-10);
 }
 
 macro_rules! models {
-    ($($name:ident: $file:literal,)*) => { $(
-        #[test]
-        fn $name() {
-            check($file);
-        }
-    )* };
+    ($($name:ident,)*) => {
+        const MODELS: &[&str] = &[$(stringify!($name)),*];
+        $(
+            #[test]
+            fn $name() {
+                check(stringify!($name));
+            }
+        )*
+    };
 }
 
 models! {
-    base: "feat/feat_base.pt",
-    base_without_edge_norm: "feat/feat_base_edgenorm_off.pt",
-    base_version_1_0: "feat/feat_base_v10.pt",
-    excluded_types: "feat/feat_exclude.pt",
-    two_fitting_layers: "feat/feat_fit2.pt",
-    gaussian_full_rank: "feat/feat_gauss_fullrank.pt",
-    degree_0: "feat/feat_lmax0.pt",
-    degree_6: "feat/feat_lmax6.pt",
-    degree_schedule: "feat/feat_lmsched.pt",
-    order_2_rank_2: "feat/feat_mmax2.pt",
-    all_orders: "feat/feat_mmaxnone.pt",
-    no_environment_seed: "feat/feat_noenv.pt",
-    gated_readout: "feat/feat_readout_act.pt",
-    grid_readout: "feat/feat_readout_mlp.pt",
-    all_norms: "feat/feat_sandwich_all.pt",
-    so3_glu: "feat/feat_so3_glu.pt",
-    no_blocks: "feat/feat_zeroblocks.pt",
-    neo: "neo/neo_s1.pt",
-    nano: "nano/nano_s1.pt",
-    mini: "mini/mini_s1.pt",
-    pro_small: "pro_small/pro_small_s3.pt",
+    neo_like,
+    schedules,
+    heads_0_focus_2,
+    message_so3_branch_2,
+    radial_full_rank,
+    radial_none,
+    ffn_s2_mlp,
+    readout_scalar_layers_2,
+}
+
+/// Every kernel file is part of a model above.
+#[test]
+fn every_kernel_file_is_run() {
+    let run: HashSet<&str> = MODELS
+        .iter()
+        .flat_map(|name| sezm::cuda::engine::programs::<f64>(&model(name)).unwrap())
+        .map(|program| program.name())
+        .collect();
+    for source in sezm::cuda::sources::ALL {
+        assert!(run.contains(source.name), "no model runs kernels/{}.cu", source.name);
+    }
 }

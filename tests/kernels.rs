@@ -43,17 +43,6 @@ fn wigner() {
     run(of_program("wigner"));
 }
 
-/// Cases of every kernel file are run by a test above.
-#[test]
-fn every_source_has_cases() {
-    let tested = ["wigner"];
-    let all: Vec<&str> = sezm::cuda::sources::ALL.iter().map(|s| s.name).collect();
-    assert_eq!(all, tested);
-    for name in all {
-        assert!(!of_program(name).is_empty(), "no case runs kernels/{name}.cu");
-    }
-}
-
 static BROKEN: Source = Source {
     name: "broken",
     text: include_str!("support/broken.cu"),

@@ -6,7 +6,8 @@
 mod support;
 
 use rayon::prelude::*;
-use sezm::cuda::{Cache, Capability, Compiler, CudaError, Program, Version, images, sources, wigner};
+use sezm::cuda::{Cache, Capability, Compiler, CudaError, Program, Version, engine, images, sources, wigner};
+use sezm::model::Model;
 use std::path::Path;
 use std::sync::Once;
 use support::cases;
@@ -35,9 +36,10 @@ fn compiler() -> Option<Compiler> {
     }
 }
 
-/// Every program of the table once.
+/// Every program of the table and of a whole model's engine once.
 fn programs() -> Vec<Program> {
-    let mut all: Vec<Program> = Vec::new();
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/cuau/cuau.pt");
+    let mut all = engine::programs::<f32>(&Model::open(&file, None).unwrap()).unwrap();
     for case in cases::all() {
         if !all.contains(&case.program) {
             all.push(case.program);

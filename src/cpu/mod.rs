@@ -6,7 +6,7 @@
 
 mod attention;
 mod block;
-pub mod edge_geometry;
+mod edge_geometry;
 mod environment_seed;
 mod equivariant_norm;
 mod ffn;
@@ -131,7 +131,7 @@ impl<T: Real> CpuEngine<T> {
 
 impl<T: Real> Engine for CpuEngine<T> {
     fn evaluate(&mut self, graph: &Graph, want: Request, exchange: &mut dyn Exchange) -> Result<Evaluation> {
-        let step = Step::new(self, graph)?;
+        let step = Step::new(self, graph);
         let (evaluation, held) = step.run(want, exchange)?;
         let values = [evaluation.energy].into_iter().chain(evaluation.forces.iter().flatten().copied());
         if let Some(bad) = values.into_iter().find(|x| !x.is_finite()) {
@@ -154,22 +154,22 @@ impl<T: Real> Engine for CpuEngine<T> {
 }
 
 impl<'a, T: Real> Step<'a, T> {
-    fn new(engine: &'a CpuEngine<T>, graph: &'a Graph) -> Result<Self> {
+    fn new(engine: &'a CpuEngine<T>, graph: &'a Graph) -> Self {
         let mut time = engine.profile.start();
-        let geometry = EdgeGeometry::new(graph, &engine.envelope, engine.eps, engine.floor)?;
+        let geometry = EdgeGeometry::new(graph, &engine.envelope, engine.eps, engine.floor);
         let mut source_position = vec![0; graph.n_edges()];
         for (position, &edge) in graph.src_edges.iter().enumerate() {
             source_position[edge as usize] = position as u32;
         }
         time.stage(Stage::EdgeGeometry);
-        Ok(Step {
+        Step {
             graph,
             geometry,
             destinations: chunk_rows(&graph.dst_start),
             sources: chunk_rows(&graph.src_start),
             source_position,
             engine,
-        })
+        }
     }
 
     fn edges(&self) -> Edges<'_, T> {

@@ -364,7 +364,7 @@ impl Block {
         let args = Args::new().address(a.data.address).address(b.data.address).address(sums.address);
         let args = args.value(a.plane as i64).value(b.plane as i64).value(nodes as i64);
         let columns = self.message.columns();
-        ctx.each(self.message.attention_program(), "attention_head_sums", nodes * columns, args)
+        ctx.warps(self.message.attention_program(), "attention_head_sums", nodes * columns, args)
     }
 
     /// The block: aggregated messages and weights (kept), next node state into `next` (`next_rows` rows of it).

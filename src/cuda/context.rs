@@ -168,7 +168,7 @@ impl<'a, M: Machine> Context<'a, M> {
         let n = if table.n > 0 { table.n as usize } else { s.n };
         let launch = Launch {
             grid: [m.div_ceil(tile.0) as u32, n.div_ceil(tile.1) as u32, table.count as u32],
-            block: [256, 1, 1],
+            block: [128, 1, 1],
             shared: 0,
         };
         let args = Args::new().address(a).address(b).address(c).address(table.jobs).address(table.segments);

@@ -8,7 +8,6 @@ use super::node::{FfnForward, FfnStage, FittingStage, Rows, ScalarGrid, copy_row
 use super::products::transpose;
 use super::start::StartStage;
 use super::{Args, CudaError, Plain, Program, Real, sources};
-use crate::cpu::edge_geometry::SHORTEST_EDGE;
 use crate::engine::{Engine, Evaluation, Exchange, Request};
 use crate::graph::Graph;
 use crate::model::config::{Activation, Basis, Config, Readout};
@@ -61,8 +60,7 @@ impl Programs {
     }
     /// The grouped products in `T`.
     pub fn products<T: Real>(&mut self) -> usize {
-        let program = Program::new(&sources::NODE_LINEAR).real::<T>();
-        self.add(program.define("TILE_M", PRODUCT_TILE.0).define("TILE_N", PRODUCT_TILE.1))
+        self.add(Program::new(&sources::NODE_LINEAR).real::<T>())
     }
 }
 
@@ -165,7 +163,8 @@ fn chunks(starts: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
 
 enum Last {
     Scalar(FfnStage),
-    Grid(ScalarGrid, usize),
+    /// With the program of its scalar path.
+    Grid(Box<ScalarGrid>, usize),
 }
 enum LastForward<T> {
     Scalar(FfnForward<T>),
@@ -222,7 +221,7 @@ impl<M: Machine, T: Scalar> DeviceEngine<M, T> {
         let last = match ScalarGrid::new::<M, T>(&mut programs, &mut c, last)? {
             Some(grid) => {
                 let program = grid.scalar_program::<T>(&mut programs);
-                Last::Grid(grid, program)
+                Last::Grid(Box::new(grid), program)
             }
             None => Last::Scalar(FfnStage::new::<M, T>(&mut programs, &mut c, last, config.activation)?),
         };
@@ -494,14 +493,6 @@ impl<M: Machine, T: Scalar> Engine for DeviceEngine<M, T> {
     fn evaluate(&mut self, graph: &Graph, want: Request, _: &mut dyn Exchange) -> Result<Evaluation> {
         if graph.n_nodes() > graph.n_owned {
             return Err(Error::Unsupported("the GPU engine runs on one rank in this version; use device cpu".into()));
-        }
-        let short = |v: &[f64; 3]| !(v.iter().map(|x| x * x).sum::<f64>().sqrt() >= SHORTEST_EDGE);
-        if let Some(e) = graph.vec.iter().position(short) {
-            return Err(Error::Structure(format!(
-                "atoms {} and {} are on top of each other, or a position is not finite",
-                graph.dst[e] + 1,
-                graph.src[e] + 1
-            )));
         }
         self.prepare(graph, want)?;
         let (base, size) = self.step;

@@ -441,6 +441,7 @@ impl MessageStage {
     }
 
     /// Gradients of keys (by source) or queries (by destination) from the kept logits.
+    #[allow(clippy::too_many_arguments)]
     pub fn heads_adjoint<M: Machine, T: Scalar>(
         &self,
         ctx: &mut Context<M>,

@@ -420,8 +420,14 @@ pub struct FfnStage {
 }
 
 enum Kind {
-    Grid { input: Input, scalars: Linear, operation: GridOperation },
+    Grid(Box<GridParts>),
     Gated { program: usize, linear1: Linear, gate: Option<Linear>, hidden: usize, glu: bool },
+}
+
+struct GridParts {
+    input: Input,
+    scalars: Linear,
+    operation: GridOperation,
 }
 
 /// What the adjoint of an FFN needs.
@@ -463,11 +469,11 @@ impl FfnStage {
             }
             (_, Some((projector, net)), Some(input)) => {
                 let scalars = input.scalars.clone().unwrap_or_default();
-                Kind::Grid {
+                Kind::Grid(Box::new(GridParts {
                     operation: GridOperation::new::<M, T>(programs, constants, &projector, degrees, net, input.width)?,
                     input: Input::new::<M, T>(programs, constants, &input, frames)?,
                     scalars: Linear::plain::<M, T>(programs, constants, &scalars)?,
-                }
+                }))
             }
             _ => unreachable!("a grid FFN has a projector and input maps"),
         };
@@ -490,7 +496,8 @@ impl FfnStage {
     ) -> Result<FfnForward<T>> {
         let c = self.channels;
         match &self.kind {
-            Kind::Grid { input, scalars, operation } => {
+            Kind::Grid(parts) => {
+                let GridParts { input, scalars, operation } = &**parts;
                 let width = operation.width;
                 let s = ctx.take::<T>(nodes * 2 * operation.channels)?;
                 let left = ctx.take::<T>(operation.coefficients(nodes, width))?;
@@ -580,7 +587,8 @@ impl FfnStage {
             ..Shape::default()
         };
         match (&self.kind, forward) {
-            (Kind::Grid { input, scalars, operation }, FfnForward::Grid(GridForwardOf(saved))) => {
+            (Kind::Grid(parts), FfnForward::Grid(GridForwardOf(saved))) => {
+                let GridParts { input, scalars, operation } = &**parts;
                 let grad_grid = ctx.take::<T>(operation.coefficients(nodes, operation.channels))?;
                 self.linear2.run_adjoint(ctx, grad, grad_grid, spread(operation.channels))?;
                 let (left, right, grad_s) = operation.adjoint(ctx, nodes, saved, grad_grid)?;

@@ -98,7 +98,10 @@ fn check(checkpoint: &Checkpoint, failures: &mut Vec<String>) -> Outcome {
         Err(Error::Unsupported(reason)) => {
             return Outcome::Refused(reason.rsplit("does not evaluate: ").next().unwrap_or_default().to_string());
         }
-        Err(other) => panic!("{other}"),
+        Err(other) => {
+            failures.push(other.to_string());
+            return Outcome::Refused("nothing: it cannot be read".into());
+        }
     };
     assert!(!checkpoint.structures.is_empty(), "{} has no references", checkpoint.name);
     let mut errors = Errors::default();

@@ -14,7 +14,7 @@ const EXIT_CODES: &str = "\
 Exit status:
   0  done
   1  a failure that is none of these
-  2  wrong use: unknown command, option, device or branch word
+  2  wrong use: unknown command, option or device
   3  bad input: a model or structure file that is missing, damaged or cannot be evaluated
   4  the model uses an option that this version does not evaluate
   5  a device that is missing, failed or has too little memory";

@@ -33,10 +33,16 @@ impl Archive {
         if !map.starts_with(b"PK\x03\x04") {
             return Err(Error::format(path, foreign(&map)));
         }
-        let entries = directory(path, &map)?;
+        let (entries, compressed) = directory(path, &map)?;
         let archive = Archive { map, entries };
         archive.check_kind(path)?;
-        Ok(archive)
+        match compressed {
+            None => Ok(archive),
+            Some(name) => Err(Error::format(
+                path,
+                format!("entry {name} is compressed; torch stores its entries, so unpack and repack with `zip -0`"),
+            )),
+        }
     }
 
     /// Bytes of an entry.
@@ -111,11 +117,16 @@ fn foreign(bytes: &[u8]) -> String {
     )
 }
 
-fn directory(path: &Path, map: &Mmap) -> Result<HashMap<String, Range<usize>>> {
+/// The entries, and the name of one that is compressed if there is any.
+fn directory(path: &Path, map: &Mmap) -> Result<(HashMap<String, Range<usize>>, Option<String>)> {
     let damaged = |what: String| Error::format(path, format!("{what}; was the copy interrupted?"));
-    let mut zip = zip::ZipArchive::new(Cursor::new(&map[..]))
+    // The archive begins where the file begins. To look for its beginning would take the second header of the directory
+    // for the first where the zip64 records behind the directory happen to be as long as that header, which they are
+    // for a model with a name of 21 characters.
+    let config = zip::read::Config { archive_offset: zip::read::ArchiveOffset::Known(0) };
+    let mut zip = zip::ZipArchive::with_config(config, Cursor::new(&map[..]))
         .map_err(|e| damaged(format!("is a zip archive that is cut short or damaged ({e})")))?;
-    let mut entries = HashMap::with_capacity(zip.len());
+    let (mut entries, mut compressed) = (HashMap::with_capacity(zip.len()), None);
     for i in 0..zip.len() {
         let file = zip.by_index_raw(i).map_err(|e| damaged(format!("has a damaged zip directory ({e})")))?;
         let name = file.name().map_err(|e| damaged(format!("has a damaged zip directory ({e})")))?;
@@ -123,17 +134,14 @@ fn directory(path: &Path, map: &Mmap) -> Result<HashMap<String, Range<usize>>> {
         // torch puts everything under one folder named after the file.
         let name = full.split_once('/').map_or(full.as_str(), |(_, rest)| rest).to_string();
         let start = file.data_start().unwrap_or(u64::MAX);
-        let end = start.checked_add(file.size()).filter(|&end| end <= map.len() as u64);
+        let end = start.checked_add(file.compressed_size()).filter(|&end| end <= map.len() as u64);
         let Some(end) = end else {
             return Err(damaged(format!("entry {full} reaches beyond the end of the file")));
         };
         if file.compression() != zip::CompressionMethod::Stored {
-            return Err(Error::format(
-                path,
-                format!("entry {full} is compressed; torch stores its entries, so unpack and repack with `zip -0`"),
-            ));
+            compressed.get_or_insert(full);
         }
         entries.insert(name, start as usize..end as usize);
     }
-    Ok(entries)
+    Ok((entries, compressed))
 }

@@ -95,6 +95,12 @@ impl<T: Real> Projector<T> {
         Projector { degree, points: rule.points.len(), frames, to, from, terms: product_terms(frames) }
     }
 
+    /// For each frame the first component it feeds and its matrix, to the grid and (transposed) back; sphere points.
+    pub fn matrices(&self) -> (Vec<(usize, Matrix<T>)>, Vec<(usize, Matrix<T>)>, usize) {
+        let list = |m: &[FrameMatrix<T>]| m.iter().map(|f| (f.component, f.matrix.clone())).collect();
+        (list(&self.to), list(&self.from), self.points)
+    }
+
     /// Values of a grid function of the given width: `[component][point][width]`.
     pub fn grid_len(&self, width: usize) -> usize {
         self.frames * self.points * width

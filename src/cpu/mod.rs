@@ -13,7 +13,7 @@ mod ffn;
 mod fitting;
 mod focus_competition;
 mod force_virial;
-mod grid_product;
+pub mod grid_product;
 mod message;
 mod node_linear;
 mod node_start;

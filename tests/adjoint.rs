@@ -55,7 +55,7 @@ impl System {
 
 /// Fourth-order central difference of `energy(step)` at 0.
 fn slope(mut energy: impl FnMut(f64) -> f64) -> f64 {
-    let h = 2e-3;
+    let h = 5e-4;
     (8.0 * (energy(h) - energy(-h)) - (energy(2.0 * h) - energy(-2.0 * h))) / (12.0 * h)
 }
 

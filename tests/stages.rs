@@ -157,7 +157,12 @@ fn node_state_around_each_block() {
         both.same("start", &both.ours.states[0], start);
         for b in 0..both.model.config().blocks.len() {
             let Some(state) = both.reference.stage(&format!("block{b}_out")) else { continue };
-            both.same(&format!("state after block {b}"), &both.ours.states[b + 1], state.floats());
+            // The engine drops the degrees that the next block does not read.
+            let ours = &both.ours.states[b + 1];
+            let (nodes, len) = (both.graph.n_nodes(), ours.len() / both.graph.n_nodes());
+            let rows = state.floats().chunks_exact(state.floats().len() / nodes);
+            let theirs: Vec<f64> = rows.flat_map(|row| row[..len].iter().copied()).collect();
+            both.same(&format!("state after block {b}"), ours, &theirs);
         }
     });
 }

@@ -180,7 +180,7 @@ fn failures_have_their_exit_status_and_say_what_to_do() {
         (&["eval", &base, &bad], 3, "line 4: coordinate: expected a number, found 'zero'"),
         (&["eval", &base, &foreign], 3, "no element Au, Xe; it has O H"),
         (&["eval", &base, &close], 3, "frame of line 1"),
-        (&["info", &text_file], 3, "not a torch checkpoint"),
+        (&["info", &text_file], 3, "is a text file"),
         (&["info", &base, "--branch", "Other"], 3, "Other"),
     ];
     for (arguments, status, reason) in cases {

@@ -27,8 +27,8 @@ fn for_each(check: impl Fn(&Both)) {
     let mut checked = 0;
     for Checkpoint { name, path, structures } in all {
         let Ok(model) = Model::open(&path, None) else { continue };
-        for (structure, file) in structures {
-            let reference = Reference::read(&file, &model);
+        for (structure, files) in structures {
+            let reference = Reference::read(&files, &model);
             if reference.stage("edge_src").is_none() {
                 continue;
             }

@@ -29,12 +29,12 @@ pub fn shared() -> Option<PathBuf> {
     None
 }
 
-/// A checkpoint with its references: structure name and file.
+/// A checkpoint with its references: structure name and files, whose arrays are put together (the later file wins).
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     pub name: String,
     pub path: PathBuf,
-    pub structures: Vec<(String, PathBuf)>,
+    pub structures: Vec<(String, Vec<PathBuf>)>,
 }
 
 /// Every `NAME.pt` in a folder and the folders in it, with its `NAME.STRUCTURE.npz`, sorted by name.
@@ -49,7 +49,7 @@ pub fn checkpoints(folder: &Path) -> Vec<Checkpoint> {
             let structures = files.iter().filter_map(|p| {
                 let file = p.file_name()?.to_str()?;
                 let structure = file.strip_prefix(&name)?.strip_prefix('.')?.strip_suffix(".npz")?;
-                Some((structure.to_string(), p.clone()))
+                Some((structure.to_string(), vec![p.clone()]))
             });
             found.push(Checkpoint { structures: structures.collect(), path: path.clone(), name });
         }
@@ -73,8 +73,8 @@ pub struct Reference {
 }
 
 impl Reference {
-    pub fn read(path: &Path, model: &Model) -> Self {
-        let arrays = npz::read(path);
+    pub fn read(files: &[PathBuf], model: &Model) -> Self {
+        let arrays: BTreeMap<String, Array> = files.iter().flat_map(|file| npz::read(file)).collect();
         let types = match arrays.get("elements") {
             Some(elements) => {
                 let type_of = |e: &String| model.elements().iter().position(|known| known == e).unwrap() as i32;
@@ -128,5 +128,5 @@ pub fn committed_model(name: &str) -> Model {
 
 /// A committed structure with the values of a committed model.
 pub fn committed_reference(model: &Model, name: &str, structure: &str) -> Reference {
-    Reference::read(&committed().join(format!("{name}.{structure}.npz")), model)
+    Reference::read(&[committed().join(format!("{name}.{structure}.npz"))], model)
 }

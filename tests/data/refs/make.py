@@ -2,6 +2,7 @@
 
   make.sh small DIR      the checkpoints and values that are committed here
   make.sh full DIR       the full-size ones; the conformance test takes DIR from SEZM_REFS_EXTRA
+  make.sh water DIR      values of models/water-smoke.pt of the reference data, with the norm weights recomputed in f64
 
 Runs in the reference implementation's Python; `make_ref.py` (random weights, reference values in f32 and f64) and the
 configurations of the released architectures come from the reference data, see README.md.
@@ -140,6 +141,15 @@ def main():
     which, folder = sys.argv[1:3]
     only = sys.argv[3:]
     os.makedirs(folder, exist_ok=True)
+    if which == "water":
+        with tempfile.TemporaryDirectory() as made:
+            checkpoint = os.path.join(SHARED, "models", "water-smoke.pt")
+            sys.argv = ["make_ref.py", "--ckpt", checkpoint, "--out", os.path.join(made, "w"), "--structs", "water"]
+            make_ref.main()
+            with np.load(os.path.join(made, "w.water.npz")) as z:
+                values = {f"{p}/{q}": z[f"{p}/{q}"] for p in ("f32", "f64") for q in QUANTITIES}
+        np.savez_compressed(os.path.join(folder, "water-smoke.values.npz"), **values)
+        return
     if which == "full":
         for name in only or FULL:
             reference(name, os.path.join(CONFIGS, f"{name}.json"), FULL_STRUCTURES, folder)

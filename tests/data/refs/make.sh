@@ -3,6 +3,7 @@
 #
 #   tests/data/refs/make.sh small tests/data/refs     what is committed; names after the folder choose some
 #   tests/data/refs/make.sh full DIR                  full-size models; test them with SEZM_REFS_EXTRA=DIR
+#   tests/data/refs/make.sh water tests/data/refs     values of models/water-smoke.pt of the reference data
 #
 # SEZM_REF_PYTHON: a Python with deepmd-kit 3.2.0. SEZM_SHARED: the reference data (default ../shared beside the checkout).
 set -euo pipefail

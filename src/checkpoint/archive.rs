@@ -8,12 +8,14 @@ use std::io::Cursor;
 use std::ops::Range;
 use std::path::Path;
 
+/// Byte range of each entry, named without the archive's top folder.
+type Entries = HashMap<String, Range<usize>>;
+
 /// A mapped zip file whose entries are stored uncompressed.
 #[derive(Debug)]
 pub struct Archive {
     map: Mmap,
-    /// Byte range of each entry, named without the archive's top folder.
-    entries: HashMap<String, Range<usize>>,
+    entries: Entries,
 }
 
 impl Archive {
@@ -36,13 +38,14 @@ impl Archive {
         let (entries, compressed) = directory(path, &map)?;
         let archive = Archive { map, entries };
         archive.check_kind(path)?;
-        match compressed {
-            None => Ok(archive),
-            Some(name) => Err(Error::format(
+        if let Some(name) = compressed {
+            return Err(Error::format(
                 path,
                 format!("entry {name} is compressed; torch stores its entries, so unpack and repack with `zip -0`"),
-            )),
+            ));
         }
+        archive.check_byte_order(path)?;
+        Ok(archive)
     }
 
     /// Bytes of an entry.
@@ -75,6 +78,10 @@ impl Archive {
                 "is a zip archive without data.pkl, not a torch checkpoint; give the .pt file that `dp --pt train` writes",
             ));
         }
+        Ok(())
+    }
+
+    fn check_byte_order(&self, path: &Path) -> Result<()> {
         match self.entry("byteorder") {
             None | Some(b"little") => Ok(()),
             Some(other) => Err(Error::format(
@@ -118,7 +125,7 @@ fn foreign(bytes: &[u8]) -> String {
 }
 
 /// The entries, and the name of one that is compressed if there is any.
-fn directory(path: &Path, map: &Mmap) -> Result<(HashMap<String, Range<usize>>, Option<String>)> {
+fn directory(path: &Path, map: &Mmap) -> Result<(Entries, Option<String>)> {
     let damaged = |what: String| Error::format(path, format!("{what}; was the copy interrupted?"));
     // The archive begins where the file begins. To look for its beginning would take the second header of the directory
     // for the first where the zip64 records behind the directory happen to be as long as that header, which they are

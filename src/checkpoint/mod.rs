@@ -64,8 +64,8 @@ impl Checkpoint {
         let state = pickle.get(root, "model").unwrap_or(root);
         let no_params = || {
             damaged(
-                "holds no model configuration (_extra_state.model_params): it is not a checkpoint of `dp --pt train`; give \
-                 the .pt file that the training wrote"
+                "holds no model configuration (_extra_state.model_params): it is not a checkpoint of `dp --pt train`; \
+                 give the .pt file that the training wrote"
                     .into(),
             )
         };

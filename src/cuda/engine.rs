@@ -269,7 +269,7 @@ impl<M: Machine, T: Scalar> DeviceEngine<M, T> {
     /// Memory for a step of this graph: counted by a dry run, checked, allocated.
     fn prepare(&mut self, graph: &Graph, want: Request) -> Result<()> {
         // A dry run never calls its machine.
-        let mut nobody = Nobody;
+        let mut nobody = Nobody { programs: Vec::new() };
         let mut ctx = Context::dry(&mut nobody);
         self.stages.run(&mut ctx, graph, want)?;
         let needed = ctx.peak();
@@ -526,10 +526,19 @@ impl<M: Machine, T: Scalar> Engine for DeviceEngine<M, T> {
     }
 }
 
-/// The machine of a dry run: it is never asked for anything.
-struct Nobody;
+/// The programs that a model's engine loads, in `T`: what a kernel cache has to hold.
+pub fn programs<T: Scalar>(model: &Model) -> Result<Vec<Program>> {
+    let engine = DeviceEngine::<Nobody, T>::new(Nobody { programs: Vec::new() }, model)?;
+    Ok(engine.machine.programs)
+}
+
+/// The machine of a dry run: it runs nothing.
+struct Nobody {
+    programs: Vec<Program>,
+}
 impl Machine for Nobody {
-    fn load(&mut self, _: Vec<Program>) -> super::Result<()> {
+    fn load(&mut self, programs: Vec<Program>) -> super::Result<()> {
+        self.programs = programs;
         Ok(())
     }
     fn allocate(&mut self, _: usize) -> super::Result<u64> {

@@ -118,6 +118,17 @@ def versions():
     save("numbers.pt", {"model": state(default(t), params)}, t)
 
 
+def options():
+    t = default({"a.weight": tensor(2, 2, seed=8)})
+    params = copy.deepcopy(PARAMS)
+    params["descriptor"].update(mlp_bias=True, layer_scale=True)
+    params["bridging_method"] = "ZBL"
+    save("unsupported.pt", {"model": state(t, params)})
+    params = copy.deepcopy(PARAMS)
+    params["descriptor"]["basis_type"] = "gaussian/fix"
+    save("unknown_value.pt", {"model": state(t, params)})
+
+
 def branches():
     def branch(width, alias=None):
         out = copy.deepcopy(PARAMS)
@@ -279,7 +290,7 @@ if __name__ == "__main__":
     path = os.path.join(HERE, "expected.json")
     if os.path.exists(path):
         EXPECTED["tiny.pt"] = json.load(open(path)).get("tiny.pt")
-    for make in (dtypes, views, roots, versions, branches, lora, bad, torchscript, tiny, shared):
+    for make in (dtypes, views, roots, versions, options, branches, lora, bad, torchscript, tiny, shared):
         make()
     with open(path, "w") as f:
         json.dump(EXPECTED, f, indent=None, separators=(",", ":"))

@@ -202,3 +202,32 @@ impl<T: Real> Gated<T> {
         degree_linear_adjoint(&self.linear1, nodes, &grad_hidden, grad_x, into);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model, random};
+
+    #[test]
+    fn adjoint_matches_differences() {
+        let grids =
+            ["base", "ffn_s2_mlp", "ffn_s2_branch_2", "ffn_so3_glu", "ffn_so3_mlp", "ffn_so3_branch_2", "kmax_2"];
+        for name in [&grids[..], &["ffn_gated", "ffn_plain"]].concat() {
+            let model = committed_model(name);
+            let stage = FfnStage::<f64>::new(&model.weights().blocks[0].ffns[0].ffn, model.config().activation);
+            let (nodes, degree) = (2, model.config().blocks[0].node_l);
+            let x = random(1, (degree + 1) * (degree + 1) * nodes * model.config().channels);
+            let forward = |x: &[f64]| {
+                let mut out = vec![0.0; x.len()];
+                stage.forward(nodes, x, &mut out);
+                out
+            };
+            check_adjoint(&x, forward, |x, grad| {
+                let saved = stage.forward(nodes, x, &mut vec![0.0; x.len()]);
+                let mut out = vec![0.0; x.len()];
+                stage.adjoint(nodes, &saved, grad, &mut out, Into::Set);
+                out
+            });
+        }
+    }
+}

@@ -23,6 +23,7 @@ mod readout;
 pub mod real;
 mod rotate_mix;
 mod so2_stack;
+pub mod stages;
 #[cfg(test)]
 pub mod testing;
 mod tiles;

@@ -134,3 +134,27 @@ impl<T: Real> RadialStage<T> {
             .into_iter()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model};
+
+    #[test]
+    fn slopes_match_differences() {
+        for name in ["base", "edge_norm_off", "gaussian", "radial_mlp"] {
+            let model = committed_model(name);
+            let stage = RadialStage::<f64>::new(model.config(), model.weights());
+            let forward = |x: &[f64], slopes: bool| stage.forward(x.iter().copied(), slopes);
+            check_adjoint(
+                &[0.9, 2.0, 3.7, 5.6],
+                |x| forward(x, false).hidden,
+                |x, grad| {
+                    let saved = forward(x, true);
+                    let grad_rbf = stage.adjoint(&saved, grad.to_vec());
+                    stage.slope_along_edge(&saved, &grad_rbf).collect()
+                },
+            );
+        }
+    }
+}

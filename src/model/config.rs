@@ -3,18 +3,21 @@
 //! A known option with an unknown value and an option of an unknown name are errors: neither may be ignored.
 
 use crate::{Error, Result};
+use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
 /// Radial basis (SPEC 3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Basis {
     Bessel,
     Gaussian,
 }
 
 /// How an edge's radial features act on the rotated message (SPEC 8.2, step 2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RadialMode {
     /// One factor a degree and channel.
     None,
@@ -25,7 +28,8 @@ pub enum RadialMode {
 }
 
 /// Pointwise activation (SPEC 0).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Activation {
     Linear,
     Relu,
@@ -38,7 +42,8 @@ pub enum Activation {
 }
 
 /// Operation of a grid nonlinearity (SPEC 10.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum GridOp {
     Glu,
     Mlp,
@@ -46,7 +51,8 @@ pub enum GridOp {
 }
 
 /// Attention over depth (SPEC 11).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum DepthAttention {
     None,
     Independent,
@@ -54,14 +60,15 @@ pub enum DepthAttention {
 }
 
 /// Read-out (SPEC 12).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Readout {
     Scalar,
     Grid(GridOp),
 }
 
 /// Degrees of one interaction block (SPEC 0).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BlockDegrees {
     /// Message degree L.
     pub l: usize,
@@ -74,7 +81,7 @@ pub struct BlockDegrees {
 }
 
 /// The configuration of a model.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
     pub type_map: Vec<String>,
     /// Descriptor version: 1.0, 1.1 or 1.2 (SPEC 1).
@@ -141,7 +148,7 @@ pub struct Config {
 }
 
 /// Options of the fitting net (SPEC 16).
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FittingConfig {
     /// Hidden widths, 0 already replaced by the automatic width.
     pub neuron: Vec<usize>,

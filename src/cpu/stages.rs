@@ -2,7 +2,6 @@
 
 use super::edge_geometry::EdgeGeometry;
 use super::{CpuEngine, Step};
-use crate::Result;
 use crate::graph::Graph;
 use crate::model::Model;
 
@@ -18,15 +17,15 @@ pub struct Stages {
     pub states: Vec<Vec<f64>>,
 }
 
-/// Runs the forward stages on one rank. Errors: `Structure` as an evaluation's.
-pub fn stages(model: &Model, graph: &Graph) -> Result<Stages> {
+/// Runs the forward stages on one rank.
+pub fn stages(model: &Model, graph: &Graph) -> Stages {
     let engine = CpuEngine::<f64>::new(model);
-    let step = Step::new(&engine, graph)?;
+    let step = Step::new(&engine, graph);
     let radial = engine.radial.forward(step.geometry.distance.iter().copied(), false);
     let mut states = vec![step.start().0];
     for b in 0..engine.blocks.len() {
         let next = step.block(b, &states[b]).2;
         states.push(next);
     }
-    Ok(Stages { geometry: step.geometry, radial_basis: radial.rbf, radial_hidden: radial.hidden, states })
+    Stages { geometry: step.geometry, radial_basis: radial.rbf, radial_hidden: radial.hidden, states }
 }

@@ -162,7 +162,7 @@ fn chunks(starts: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
 }
 
 enum Last {
-    Scalar(FfnStage),
+    Scalar(Box<FfnStage>),
     /// With the program of its scalar path.
     Grid(Box<ScalarGrid>, usize),
 }
@@ -223,7 +223,7 @@ impl<M: Machine, T: Scalar> DeviceEngine<M, T> {
                 let program = grid.scalar_program::<T>(&mut programs);
                 Last::Grid(Box::new(grid), program)
             }
-            None => Last::Scalar(FfnStage::new::<M, T>(&mut programs, &mut c, last, config.activation)?),
+            None => Last::Scalar(Box::new(FfnStage::new::<M, T>(&mut programs, &mut c, last, config.activation)?)),
         };
         let fitting = FittingStage::new::<M, T>(
             &mut programs,

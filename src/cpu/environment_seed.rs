@@ -3,7 +3,8 @@
 use super::edge_geometry::{EdgeGeometry, EdgeGradient};
 use super::equivariant_norm::{scalar_norm, scalar_norm_adjoint};
 use super::radial::RadialForward;
-use super::real::{Into, Real, activate, activate_with_slope, dense, dot, matmul, matmul_transposed};
+use super::real::{Into, Real, activated, axpy, dense, dot, matmul, matmul_transposed, multiply_slopes};
+use super::scratch::Buffer;
 use crate::graph::Graph;
 use crate::model::config::{Activation, Config, EnvWidths};
 use crate::model::merge::multiply;
@@ -30,11 +31,11 @@ pub struct EnvironmentSeed<T> {
 }
 
 /// A chunk's edge features.
-pub struct SeedForward<T> {
-    first: Vec<T>,
-    second: Vec<T>,
+pub struct SeedForward<T: Real> {
+    first: Buffer<T>,
+    second: Buffer<T>,
     /// `[edge][de]`.
-    g: Vec<T>,
+    g: Buffer<T>,
 }
 
 impl<T: Real> EnvironmentSeed<T> {
@@ -70,44 +71,42 @@ impl<T: Real> EnvironmentSeed<T> {
     /// Edge features of a chunk of edges.
     pub fn edges(&self, graph: &Graph, radial: &RadialForward<T>, edges: std::ops::Range<usize>) -> SeedForward<T> {
         let (n, hidden) = (edges.len(), self.merged.cols);
-        let mut first = vec![T::zero(); n * self.rbf.cols];
+        let mut first = Buffer::stale(n * self.rbf.cols);
         matmul(dense(&radial.rbf, n, self.rbf.rows), (&self.rbf).into(), &mut first, self.rbf.cols, Into::Set);
-        let activated: Vec<T> = first.iter().map(|&x| activate(self.activation, x)).collect();
-        let mut second = Vec::with_capacity(n * hidden);
-        for e in edges {
+        let hidden_values = activated(self.activation, &first);
+        let mut second = Buffer::stale(n * hidden);
+        for (e, out) in edges.zip(second.chunks_exact_mut(hidden)) {
             let row = |table: &'_ Matrix<T>, node: u32| graph.types[node as usize].max(0) as usize * table.cols;
             let source = &self.source_types.data[row(&self.source_types, graph.src[e])..][..hidden];
             let destination = &self.destination_types.data[row(&self.destination_types, graph.dst[e])..][..hidden];
-            second.extend(source.iter().zip(destination).map(|(&a, &b)| a + b));
+            out.iter_mut().zip(source).zip(destination).for_each(|((o, &a), &b)| *o = a + b);
         }
-        matmul(dense(&activated, n, self.merged.rows), (&self.merged).into(), &mut second, hidden, Into::Add);
-        let activated: Vec<T> = second.iter().map(|&x| activate(self.activation, x)).collect();
-        let mut g = vec![T::zero(); n * self.g2.cols];
-        matmul(dense(&activated, n, hidden), (&self.g2).into(), &mut g, self.g2.cols, Into::Set);
+        matmul(dense(&hidden_values, n, self.merged.rows), (&self.merged).into(), &mut second, hidden, Into::Add);
+        let hidden_values = activated(self.activation, &second);
+        let mut g = Buffer::stale(n * self.g2.cols);
+        matmul(dense(&hidden_values, n, hidden), (&self.g2).into(), &mut g, self.g2.cols, Into::Set);
         SeedForward { first, second, g }
     }
 
     /// Gradient of the basis `[edge][n_radial]` from that of `g`.
-    pub fn edges_adjoint(&self, forward: &SeedForward<T>, grad_g: &[T]) -> Vec<T> {
+    pub fn edges_adjoint(&self, forward: &SeedForward<T>, grad_g: &[T]) -> Buffer<T> {
         let n = grad_g.len() / self.g2.cols;
-        let mut second = vec![T::zero(); forward.second.len()];
+        let mut second = Buffer::stale(forward.second.len());
         let grad_g = dense(grad_g, n, self.g2.cols);
         matmul_transposed(grad_g, (&self.g2).into(), &mut second, self.g2.rows, Into::Set);
-        self.slope(&forward.second, &mut second);
-        let mut first = vec![T::zero(); forward.first.len()];
+        multiply_slopes(self.activation, &forward.second, &mut second);
+        let mut first = Buffer::stale(forward.first.len());
         let grad = dense(&second, n, self.merged.cols);
         matmul_transposed(grad, (&self.merged).into(), &mut first, self.merged.rows, Into::Set);
-        self.slope(&forward.first, &mut first);
-        let mut rbf = vec![T::zero(); n * self.rbf.rows];
+        multiply_slopes(self.activation, &forward.first, &mut first);
+        let mut rbf = Buffer::stale(n * self.rbf.rows);
         let grad = dense(&first, n, self.rbf.cols);
         matmul_transposed(grad, (&self.rbf).into(), &mut rbf, self.rbf.rows, Into::Set);
         rbf
     }
-    fn slope(&self, x: &[T], grad: &mut [T]) {
-        grad.iter_mut().zip(x).for_each(|(g, &x)| *g *= activate_with_slope(self.activation, x).1);
-    }
 
     /// `[s, s n]` of an edge, `s = w / r`.
+    #[inline(always)]
     pub fn coordinates(geometry: &EdgeGeometry, e: usize) -> [f64; COORDINATES] {
         let s = geometry.weight[e] / geometry.distance[e];
         let n = geometry.direction[e];
@@ -115,19 +114,21 @@ impl<T: Real> EnvironmentSeed<T> {
     }
 
     /// Adds an edge to its atom's matrix `[coordinate][de]`.
+    #[inline(always)]
     pub fn add_edge(&self, coordinates: [f64; COORDINATES], g: &[T], matrix: &mut [T]) {
         for (row, a) in matrix.chunks_exact_mut(self.widths.embed).zip(coordinates) {
-            let a = T::of(a);
-            row.iter_mut().zip(g).for_each(|(m, &g)| *m += a * g);
+            axpy(T::of(a), g, row);
         }
     }
 
     /// Features of one edge in a chunk.
+    #[inline(always)]
     pub fn row<'a>(&self, forward: &'a SeedForward<T>, k: usize) -> &'a [T] {
         &forward.g[k * self.widths.embed..(k + 1) * self.widths.embed]
     }
 
     /// Adjoint of [`Self::add_edge`]: sets `grad_g`, adds direction to `gradient`, returns (dE/dw, dE/dr).
+    #[inline(always)]
     pub fn add_edge_adjoint(
         &self,
         geometry: &EdgeGeometry,
@@ -142,8 +143,7 @@ impl<T: Real> EnvironmentSeed<T> {
         let mut grad = [0.0; COORDINATES];
         for ((row, a), grad) in grad_matrix.chunks_exact(self.widths.embed).zip(coordinates).zip(&mut grad) {
             *grad = dot(row, g).wide();
-            let a = T::of(a);
-            grad_g.iter_mut().zip(row).for_each(|(o, &m)| *o += a * m);
+            axpy(T::of(a), row, grad_g);
         }
         let (w, r, n) = (geometry.weight[e], geometry.distance[e], geometry.direction[e]);
         let s = w / r;
@@ -277,14 +277,14 @@ mod tests {
             let graph = Graph { types: vec![0, 1], src: vec![1, 0], dst: vec![0, 1], ..Graph::default() };
             let features = |rbf: &[f64]| {
                 let radial = RadialStage::<f64>::new(model.config(), model.weights());
-                let mut forward = radial.forward([1.0, 2.0].into_iter(), false);
-                forward.rbf = rbf.to_vec();
+                let mut forward = radial.forward(&radial.basis(&[1.0, 2.0]), 0..2);
+                forward.rbf.copy_from_slice(rbf);
                 stage.edges(&graph, &forward, 0..2)
             };
             check_adjoint(
                 &random(2, 2 * model.config().n_radial),
-                |x| features(x).g,
-                |x, grad| stage.edges_adjoint(&features(x), grad),
+                |x| features(x).g.to_vec(),
+                |x, grad| stage.edges_adjoint(&features(x), grad).to_vec(),
             );
         });
     }

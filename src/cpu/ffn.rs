@@ -5,7 +5,7 @@ use super::node_linear::{
     contract_frames, contract_frames_adjoint, degree_linear, degree_linear_adjoint, expand_frames,
     expand_frames_adjoint,
 };
-use super::real::{Into, Real, View, activate, activate_with_slope, dense, matmul, matmul_transposed, sigmoid};
+use super::real::{Into, Real, View, dense, matmul, matmul_transposed, sigmoids, update, update_activated, vectorised};
 use crate::model::config::Activation;
 use crate::model::merge::ffn_input;
 use crate::model::parameters::{DegreeLinear, Ffn, FfnNonlinearity, Matrix};
@@ -17,14 +17,17 @@ pub struct FfnStage<T> {
 }
 
 enum Kind<T> {
-    Grid {
-        left: DegreeLinear<T>,
-        right: DegreeLinear<T>,
-        scalars: Matrix<T>,
-        frames: usize,
-        operation: GridOperation<T>,
-    },
+    Grid(Box<Grid<T>>),
     Gated(Gated<T>),
+}
+
+/// A product on a grid between merged input maps and the second linear map.
+struct Grid<T> {
+    left: DegreeLinear<T>,
+    right: DegreeLinear<T>,
+    scalars: Matrix<T>,
+    frames: usize,
+    operation: GridOperation<T>,
 }
 
 /// What the adjoint of an FFN needs.
@@ -40,13 +43,13 @@ impl<T: Real> FfnStage<T> {
         let degree = ffn.linear1.len() - 1;
         let grid = |projector, net: &crate::model::parameters::GridNet<f64>| {
             let input = ffn_input(ffn)?;
-            Some(Kind::Grid {
+            Some(Kind::Grid(Box::new(Grid {
                 operation: GridOperation::new(projector, net, input.width),
                 frames: net.frames,
                 left: cast(&input.left),
                 right: cast(&input.right),
                 scalars: input.scalars?.cast(&T::of),
-            })
+            })))
         };
         let kind = match &ffn.nonlinearity {
             FfnNonlinearity::So3Grid { k, net } => grid(Projector::so3(degree, *k), net),
@@ -67,7 +70,8 @@ impl<T: Real> FfnStage<T> {
     /// `out <- ffn(x)`.
     pub fn forward(&self, nodes: usize, x: &[T], out: &mut [T]) -> FfnForward<T> {
         match &self.kind {
-            Kind::Grid { left, right, scalars, frames, operation } => {
+            Kind::Grid(grid) => {
+                let Grid { left, right, scalars, frames, operation } = &**grid;
                 let mut l = vec![T::zero(); operation.input_len(nodes)];
                 let mut r = vec![T::zero(); operation.input_len(nodes)];
                 expand_frames(left, *frames, nodes, x, &mut l);
@@ -89,7 +93,8 @@ impl<T: Real> FfnStage<T> {
     /// `grad_x <- adjoint(grad)` (set or added).
     pub fn adjoint(&self, nodes: usize, forward: &FfnForward<T>, grad: &[T], grad_x: &mut [T], into: Into) {
         match (&self.kind, forward) {
-            (Kind::Grid { left, right, scalars, frames, operation }, FfnForward::Grid { scalars: s, grid }) => {
+            (Kind::Grid(parts), FfnForward::Grid { scalars: s, grid }) => {
+                let Grid { left, right, scalars, frames, operation } = &**parts;
                 let width = self.linear2[0].rows;
                 let rows = self.linear2.len() * self.linear2.len() * nodes;
                 let mut grad_grid = vec![T::zero(); rows * width];
@@ -138,52 +143,76 @@ impl<T: Real> Gated<T> {
 
     /// Hidden rows, opened gates `[node][l - 1][H]` and the activated rows.
     fn forward(&self, nodes: usize, x: &[T]) -> (Vec<T>, Vec<T>, Vec<T>) {
-        let (h, width) = (self.hidden, self.width());
+        let width = self.width();
         let mut hidden = vec![T::zero(); self.rows() * nodes * width];
         degree_linear(&self.linear1, nodes, x, &mut hidden, Into::Set);
         let mut gate = Vec::new();
         if let Some(w) = &self.gate {
             gate = vec![T::zero(); nodes * w.cols];
             matmul(self.gate_input(nodes, &hidden), w.into(), &mut gate, w.cols, Into::Set);
-            gate.iter_mut().for_each(|g| *g = sigmoid(*g));
+            sigmoids(&mut gate);
         }
         let mut activated = vec![T::zero(); self.activated_len(nodes)];
+        vectorised!(self.activate_rows(nodes, &hidden, &gate, &mut activated));
+        (hidden, gate, activated)
+    }
+
+    #[inline(always)]
+    fn activate_rows(&self, nodes: usize, hidden: &[T], gate: &[T], activated: &mut [T]) {
+        let (h, width) = (self.hidden, self.width());
         for (i, out) in activated.chunks_exact_mut(h).enumerate() {
             let (row, node) = (i / nodes, i % nodes);
             let value = &hidden[i * width..(i + 1) * width];
             match row.isqrt() {
                 0 if self.glu => {
-                    for c in 0..h {
-                        out[c] = value[c] * activate(self.activation, value[h + c]);
-                    }
+                    let (value, gate) = value.split_at(h);
+                    update_activated(self.activation, gate, value, out, |_, value, act, _| value * act);
                 }
-                0 => (0..h).for_each(|c| out[c] = activate(self.activation, value[c])),
+                0 => update_activated(self.activation, value, value, out, |_, _, act, _| act),
                 l => {
                     let gate = &gate[(node * (self.linear1.len() - 1) + l - 1) * h..][..h];
                     (0..h).for_each(|c| out[c] = value[c] * gate[c]);
                 }
             }
         }
-        (hidden, gate, activated)
     }
 
     fn adjoint(&self, nodes: usize, hidden: &[T], gate: &[T], grad: &[T], grad_x: &mut [T], into: Into) {
-        let (h, width, degrees) = (self.hidden, self.width(), self.linear1.len());
+        let (h, width) = (self.hidden, self.width());
         let mut grad_hidden = vec![T::zero(); self.rows() * nodes * width];
         let mut grad_gate = vec![T::zero(); gate.len()];
+        vectorised!(self.activate_rows_adjoint(nodes, (hidden, gate), grad, &mut grad_hidden, &mut grad_gate));
+        if let Some(w) = &self.gate {
+            grad_gate.iter_mut().zip(gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
+            let first = if self.glu { h } else { 0 };
+            let grad_gate = dense(&grad_gate, nodes, w.cols);
+            matmul_transposed(grad_gate, w.into(), &mut grad_hidden[first..], width, Into::Add);
+        }
+        degree_linear_adjoint(&self.linear1, nodes, &grad_hidden, grad_x, into);
+    }
+
+    #[inline(always)]
+    fn activate_rows_adjoint(
+        &self,
+        nodes: usize,
+        (hidden, gate): (&[T], &[T]),
+        grad: &[T],
+        grad_hidden: &mut [T],
+        grad_gate: &mut [T],
+    ) {
+        let (h, width, degrees) = (self.hidden, self.width(), self.linear1.len());
         for (i, g) in grad.chunks_exact(h).enumerate() {
             let (row, node) = (i / nodes, i % nodes);
             let value = &hidden[i * width..(i + 1) * width];
             let out = &mut grad_hidden[i * width..(i + 1) * width];
             match row.isqrt() {
                 0 if self.glu => {
-                    for c in 0..h {
-                        let (act, slope) = activate_with_slope(self.activation, value[h + c]);
-                        out[c] = g[c] * act;
-                        out[h + c] = g[c] * value[c] * slope;
-                    }
+                    let ((value, gate), (out, out_gate)) = (value.split_at(h), out.split_at_mut(h));
+                    update_activated(self.activation, gate, g, out, |_, g, act, _| g * act);
+                    update_activated(self.activation, gate, g, out_gate, |_, g, _, slope| g * slope);
+                    update(out_gate, value, value, |grad, value, _| grad * value);
                 }
-                0 => (0..h).for_each(|c| out[c] = g[c] * activate_with_slope(self.activation, value[c]).1),
+                0 => update_activated(self.activation, value, g, out, |_, g, _, slope| g * slope),
                 l => {
                     let at = (node * (degrees - 1) + l - 1) * h;
                     for c in 0..h {
@@ -193,13 +222,6 @@ impl<T: Real> Gated<T> {
                 }
             }
         }
-        if let Some(w) = &self.gate {
-            grad_gate.iter_mut().zip(gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
-            let first = if self.glu { h } else { 0 };
-            let grad_gate = dense(&grad_gate, nodes, w.cols);
-            matmul_transposed(grad_gate, w.into(), &mut grad_hidden[first..], width, Into::Add);
-        }
-        degree_linear_adjoint(&self.linear1, nodes, &grad_hidden, grad_x, into);
     }
 }
 

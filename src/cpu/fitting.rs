@@ -1,6 +1,6 @@
 //! `fitting`: descriptor to atomic energies (SPEC 16), on a tile of nodes.
 
-use super::real::{Into, Real, activate_with_slope, dense, dot, matmul, matmul_transposed};
+use super::real::{Into, Real, dense, dot, matmul, matmul_transposed, update, update_activated, vectorised};
 use crate::model::config::Activation;
 use crate::model::parameters::{Fitting, Matrix};
 
@@ -37,12 +37,13 @@ impl<T: Real> FittingStage<T> {
             let (width, n) = (matrix.cols, matrix.cols / 2);
             let mut hidden: Vec<T> = bias.iter().copied().cycle().take(nodes * width).collect();
             matmul(dense(&h, nodes, matrix.rows), matrix.into(), &mut hidden, width, Into::Add);
-            h = hidden
-                .chunks_exact(width)
-                .flat_map(|row| {
-                    row[..n].iter().zip(&row[n..]).map(|(&v, &g)| v * activate_with_slope(self.activation, g).0)
-                })
-                .collect();
+            h = vec![T::zero(); nodes * n];
+            vectorised!({
+                for (row, out) in hidden.chunks_exact(width).zip(h.chunks_exact_mut(n)) {
+                    let (value, gate) = row.split_at(n);
+                    update_activated(self.activation, gate, value, out, |_, value, act, _| value * act);
+                }
+            });
             saved.push(hidden);
         }
         for ((energy, &kind), h) in energy.iter_mut().zip(types).zip(h.chunks_exact(self.output.len())) {
@@ -61,15 +62,15 @@ impl<T: Real> FittingStage<T> {
         for ((matrix, _), hidden) in self.hidden.iter().zip(saved).rev() {
             let (width, n) = (matrix.cols, matrix.cols / 2);
             let mut grad_hidden = vec![T::zero(); nodes * width];
-            for ((out, row), g) in
-                grad_hidden.chunks_exact_mut(width).zip(hidden.chunks_exact(width)).zip(grad.chunks_exact(n))
-            {
-                for i in 0..n {
-                    let (act, slope) = activate_with_slope(self.activation, row[n + i]);
-                    out[i] = g[i] * act;
-                    out[n + i] = g[i] * row[i] * slope;
+            vectorised!({
+                let rows = grad_hidden.chunks_exact_mut(width).zip(hidden.chunks_exact(width));
+                for ((out, row), g) in rows.zip(grad.chunks_exact(n)) {
+                    let ((value, gate), (out, out_gate)) = (row.split_at(n), out.split_at_mut(n));
+                    update_activated(self.activation, gate, g, out, |_, g, act, _| g * act);
+                    update_activated(self.activation, gate, g, out_gate, |_, g, _, slope| g * slope);
+                    update(out_gate, value, value, |grad, value, _| grad * value);
                 }
-            }
+            });
             grad = vec![T::zero(); nodes * matrix.rows];
             matmul_transposed(dense(&grad_hidden, nodes, width), matrix.into(), &mut grad, matrix.rows, Into::Set);
         }

@@ -6,9 +6,10 @@ use super::attention::AttentionStage;
 use super::edge_geometry::{EdgeGeometry, EdgeGradient};
 use super::focus_competition::FocusCompetition;
 use super::profile::{Profile, Stage};
-use super::radial::{RadialForward, RadialStage};
-use super::real::{Into, Real, axpy, dense, dot, matmul, matmul_transposed};
+use super::radial::{BasisTable, RadialForward, RadialStage};
+use super::real::{Into, Real, antisymmetric, axpy, dense, dot, matmul, matmul_transposed, vectorised};
 use super::rotate_mix::RotateMix;
+use super::scratch::Buffer;
 use super::so2_stack::{LayerForward, So2Stack};
 use crate::graph::Graph;
 use crate::math::spherical::Generators;
@@ -24,6 +25,7 @@ pub struct Edges<'a, T> {
     pub graph: &'a Graph,
     pub geometry: &'a EdgeGeometry,
     pub radial: &'a RadialStage<T>,
+    pub basis: &'a BasisTable<T>,
     pub profile: &'a Profile,
 }
 
@@ -48,26 +50,27 @@ pub struct MessageStage<T> {
     /// Whether radial features carry the envelope (descriptor version 1.1 on).
     weighted: bool,
     wigner: Wigner,
-    generators: Generators,
+    /// Each pair of rows that a generator couples, by axis: (value, first value of one row, of the other).
+    couplings: [Vec<(T, usize, usize)>; 3],
     rotate_mix: RotateMix<T>,
     stack: So2Stack<T>,
     competition: Option<FocusCompetition<T>>,
 }
 
 /// One evaluated chunk.
-struct Chunk<T> {
+struct Chunk<T: Real> {
     radial: RadialForward<T>,
     /// `[edge][mixing + logits]` without and with envelope and type part.
-    raw_kernel: Vec<T>,
-    kernel: Vec<T>,
+    raw_kernel: Buffer<T>,
+    kernel: Buffer<T>,
     /// Wigner-D records.
-    records: Vec<T>,
+    records: Buffer<T>,
     /// Before the mixing.
-    rotated: Vec<T>,
-    captured: Vec<T>,
+    rotated: Buffer<T>,
+    captured: Buffer<T>,
     layers: Vec<LayerForward<T>>,
     /// After the stack.
-    y: Vec<T>,
+    y: Buffer<T>,
     /// Focus competition `[edge][focus]`; empty for one focus.
     share: Vec<T>,
 }
@@ -114,7 +117,10 @@ impl<T: Real> MessageStage<T> {
             rotate_mix: RotateMix::new(convolution, config.radial_mode, &wigner, (l, m), shape),
             stack: So2Stack::new(&convolution.layers, (l, m), shape, config.activation),
             competition: convolution.competition.as_ref().map(|c| FocusCompetition::new(c, config.eps)),
-            generators: Generators::new(l),
+            couplings: Generators::new(l).axis.map(|entries| {
+                let upper = entries.into_iter().filter(|e| e.0 < e.1);
+                upper.map(|(r, c, v)| (T::of(v), r as usize * config.hidden(), c as usize * config.hidden())).collect()
+            }),
             wigner,
         }
     }
@@ -128,14 +134,14 @@ impl<T: Real> MessageStage<T> {
         self.node_len
     }
 
-    fn evaluate(&self, e: &Edges<T>, nodes: &NodeFeatures<T>, edges: &[u32], adjoint: bool) -> Chunk<T> {
+    fn evaluate(&self, e: &Edges<T>, nodes: &NodeFeatures<T>, edges: &[u32]) -> Chunk<T> {
         let n = edges.len();
         let mut time = e.profile.start();
-        let radial = e.radial.forward(edges.iter().map(|&i| e.geometry.distance[i as usize]), adjoint);
+        let radial = e.radial.forward(e.basis, edges.iter().map(|&i| i as usize));
         let (raw_kernel, kernel) = self.radial_kernel(e, &radial, edges);
         time.stage(Stage::Radial);
         let record_len = self.wigner.record_len();
-        let mut records = vec![T::zero(); n * record_len];
+        let mut records = Buffer::stale(n * record_len);
         let mut record = vec![0.0; record_len];
         for (&i, out) in edges.iter().zip(records.chunks_exact_mut(record_len)) {
             self.wigner.assemble(&edge_frame(e.geometry.direction[i as usize]), &mut record);
@@ -143,10 +149,10 @@ impl<T: Real> MessageStage<T> {
         }
         time.stage(Stage::Wigner);
         let len = self.rotate_mix.len();
-        let mut rotated = vec![T::zero(); n * len];
-        let mut y = vec![T::zero(); n * len];
-        let mut captured = vec![T::zero(); n * self.width];
-        for (k, &i) in edges.iter().enumerate() {
+        let mut rotated = Buffer::stale(n * len);
+        let mut y = Buffer::stale(n * len);
+        let mut captured = Buffer::stale(n * self.width);
+        vectorised!(for (k, &i) in edges.iter().enumerate() {
             let source = e.graph.src[i as usize] as usize;
             let x = &nodes.rows[source * self.node_len..(source + 1) * self.node_len];
             let rotated = &mut rotated[k * len..(k + 1) * len];
@@ -157,7 +163,7 @@ impl<T: Real> MessageStage<T> {
                 &mut y[k * len..(k + 1) * len],
                 &mut captured[k * self.width..(k + 1) * self.width],
             );
-        }
+        });
         time.stage(Stage::RotateMix);
         let layers = self.stack.forward(n, &mut y);
         time.stage(Stage::So2Stack);
@@ -167,17 +173,19 @@ impl<T: Real> MessageStage<T> {
     }
 
     /// `w (h K) + types[src] + types[dst]`, and `h K` alone.
-    fn radial_kernel(&self, e: &Edges<T>, radial: &RadialForward<T>, edges: &[u32]) -> (Vec<T>, Vec<T>) {
+    fn radial_kernel(&self, e: &Edges<T>, radial: &RadialForward<T>, edges: &[u32]) -> (Buffer<T>, Buffer<T>) {
         let cols = self.kernel.cols;
-        let mut raw = vec![T::zero(); edges.len() * cols];
+        let mut raw = Buffer::stale(edges.len() * cols);
         let hidden = dense(&radial.hidden, edges.len(), self.kernel.rows);
         matmul(hidden, (&self.kernel).into(), &mut raw, cols, Into::Set);
-        let mut kernel = raw.clone();
-        for (&i, out) in edges.iter().zip(kernel.chunks_exact_mut(cols)) {
+        let mut kernel = Buffer::stale(raw.len());
+        for ((&i, raw), out) in edges.iter().zip(raw.chunks_exact(cols)).zip(kernel.chunks_exact_mut(cols)) {
             let i = i as usize;
             let [src, dst] = [e.graph.src[i], e.graph.dst[i]].map(|n| self.type_row(e.graph.types[n as usize]));
             let w = if self.weighted { T::of(e.geometry.weight[i]) } else { T::one() };
-            out.iter_mut().zip(src).zip(dst).for_each(|((k, &s), &d)| *k = w * *k + (s + d));
+            for (((out, &raw), &s), &d) in out.iter_mut().zip(raw).zip(src).zip(dst) {
+                *out = w * raw + (s + d);
+            }
         }
         (raw, kernel)
     }
@@ -185,7 +193,14 @@ impl<T: Real> MessageStage<T> {
         self.kernel_types.row(kind.max(0) as usize)
     }
 
+    /// Focus competition of an edge of a chunk; empty for one focus.
+    #[inline(always)]
+    fn share<'a>(&self, chunk: &'a Chunk<T>, k: usize) -> &'a [T] {
+        if chunk.share.is_empty() { &[] } else { &chunk.share[k * self.focuses..(k + 1) * self.focuses] }
+    }
+
     /// Factor of each hidden channel of an edge on its way to the destination: attention times competition.
+    #[inline(always)]
     fn channel_factors(&self, alpha: &[T], share: &[T], out: &mut [T]) {
         let per_head = self.width / self.columns();
         for (column, out) in out.chunks_exact_mut(per_head).enumerate() {
@@ -206,7 +221,7 @@ impl<T: Real> MessageStage<T> {
     ) {
         let first = e.graph.dst_start[range.start];
         let edges: Vec<u32> = (first as u32..e.graph.dst_start[range.end] as u32).collect();
-        let mut chunk = self.evaluate(e, nodes, &edges, false);
+        let chunk = self.evaluate(e, nodes, &edges);
         let mut time = e.profile.start();
         let columns = self.columns();
         for i in range.clone() {
@@ -228,14 +243,13 @@ impl<T: Real> MessageStage<T> {
         let (len, record_len) = (self.rotate_mix.len(), self.wigner.record_len());
         let mut factor = vec![T::zero(); self.width];
         out.fill(T::zero());
-        for (k, y) in chunk.y.chunks_exact_mut(len).enumerate() {
-            let share = if chunk.share.is_empty() { &[][..] } else { &chunk.share[k * self.focuses..][..self.focuses] };
-            self.channel_factors(&alpha[k * columns..(k + 1) * columns], share, &mut factor);
-            self.rotate_mix.scale_back(&factor, y);
+        vectorised!(for (k, y) in chunk.y.chunks_exact(len).enumerate() {
+            self.channel_factors(&alpha[k * columns..(k + 1) * columns], self.share(&chunk, k), &mut factor);
             let atom = e.graph.dst[first + k] as usize - range.start;
             let out = &mut out[atom * self.node_len..(atom + 1) * self.node_len];
-            self.rotate_mix.rotate_transposed(&chunk.records[k * record_len..(k + 1) * record_len], y, out);
-        }
+            let record = &chunk.records[k * record_len..(k + 1) * record_len];
+            self.rotate_mix.rotate_back(record, y, &factor, out, Into::Add);
+        });
         time.stage(Stage::Attention);
     }
 
@@ -255,30 +269,40 @@ impl<T: Real> MessageStage<T> {
     ) {
         let first = e.graph.src_start[range.start];
         let edges = &e.graph.src_edges[first..e.graph.src_start[range.end]];
-        let chunk = self.evaluate(e, nodes, edges, true);
+        let chunk = self.evaluate(e, nodes, edges);
         let n = edges.len();
         let mut time = e.profile.start();
         let (columns, len, cols) = (self.columns(), self.rotate_mix.len(), self.kernel.cols);
-        let mut grad_y = vec![T::zero(); n * len];
+        let mut grad_y = Buffer::stale(n * len);
         let mut grad_captured = vec![T::zero(); if chunk.share.is_empty() { 0 } else { n * self.width }];
-        let mut grad_kernel = vec![T::zero(); n * cols];
+        let mut grad_kernel = Buffer::zeros(n * cols);
         let mut grad_weight = vec![0.0; n];
-        for (k, &edge) in edges.iter().enumerate() {
+        let mut products = vec![T::zero(); n * columns];
+        let mut scratch = (vec![T::zero(); self.width], vec![T::zero(); self.node_len]);
+        vectorised!(for (k, &edge) in edges.iter().enumerate() {
+            self.aggregation_adjoint(
+                e,
+                &chunk,
+                (k, edge as usize),
+                grad,
+                &mut grad_y[k * len..(k + 1) * len],
+                &mut products[k * columns..(k + 1) * columns],
+                &mut scratch,
+                &mut out.edges[k],
+            );
+        });
+        for (k, (&edge, products)) in edges.iter().zip(products.chunks_exact(columns)).enumerate() {
             let grad_logits = &mut grad_kernel[k * cols + self.mixing..(k + 1) * cols];
-            let grad_y = &mut grad_y[k * len..(k + 1) * len];
-            let grad_captured = if chunk.share.is_empty() {
-                &mut [][..]
-            } else {
-                &mut grad_captured[k * self.width..(k + 1) * self.width]
-            };
-            grad_weight[k] = self.aggregation_adjoint(
+            let grad_captured =
+                if chunk.share.is_empty() { &mut [][..] } else { &mut grad_captured[k * self.width..][..self.width] };
+            grad_weight[k] = self.factors_adjoint(
                 e,
                 attention.is_some(),
                 &chunk,
                 (k, edge as usize),
                 grad,
-                (grad_y, grad_captured, grad_logits),
-                &mut out.edges[k],
+                products,
+                (grad_captured, grad_logits),
             );
         }
         if let Some(attention) = attention {
@@ -312,6 +336,7 @@ impl<T: Real> MessageStage<T> {
     }
 
     /// `out[channels of a head] += scale grad[head] other[..]`.
+    #[inline(always)]
     pub fn add_head_products(&self, scale: T, grad: &[T], other: &[T], out: &mut [T]) {
         let per_head = self.width / self.columns();
         for ((&g, other), out) in grad.iter().zip(other.chunks_exact(per_head)).zip(out.chunks_exact_mut(per_head)) {
@@ -319,51 +344,59 @@ impl<T: Real> MessageStage<T> {
         }
     }
 
-    /// One edge from the destination back to the end of the stack. Returns dE/dw.
+    /// One edge from the destination back to the end of the stack: sets `grad_y` and adds to `products` what the
+    /// gradient of each head's factor is made of. `factor`, `message`: room for W and for a node's rows.
     #[allow(clippy::too_many_arguments)]
+    #[inline(always)]
     fn aggregation_adjoint(
+        &self,
+        e: &Edges<T>,
+        chunk: &Chunk<T>,
+        (k, edge): (usize, usize),
+        grad: &OutputGradient<T>,
+        grad_y: &mut [T],
+        products: &mut [T],
+        (factor, message): &mut (Vec<T>, Vec<T>),
+        gradient: &mut EdgeGradient,
+    ) {
+        let (len, record_len, columns) = (self.rotate_mix.len(), self.wigner.record_len(), self.columns());
+        let dst = e.graph.dst[edge] as usize;
+        let record = &chunk.records[k * record_len..(k + 1) * record_len];
+        let (y, grad_out) = (&chunk.y[k * len..(k + 1) * len], &grad.rows[dst * self.node_len..][..self.node_len]);
+        self.channel_factors(&grad.alpha[edge * columns..(edge + 1) * columns], self.share(chunk, k), factor);
+
+        // The message as it arrived turns against its gradient (SPEC 22.5).
+        self.rotate_mix.rotate_back(record, y, factor, message, Into::Set);
+        self.add_torque(grad_out, message, 1.0, gradient);
+
+        // grad_y = alpha share D (back dOut); its product with y, head by head, is the gradient of alpha.
+        self.rotate_mix.rotate_rescaled(record, grad_out, grad_y);
+        let (per_head, focus_len) = (self.width / columns, len / self.focuses);
+        for (column, product) in products.iter_mut().enumerate() {
+            let (focus, head) = (column / self.heads, column % self.heads);
+            let factor = factor[column * per_head];
+            for first in (focus * focus_len + head * per_head..(focus + 1) * focus_len).step_by(self.heads * per_head) {
+                let (y, grad_y) = (&y[first..first + per_head], &mut grad_y[first..first + per_head]);
+                *product += dot(y, grad_y);
+                grad_y.iter_mut().for_each(|g| *g *= factor);
+            }
+        }
+    }
+
+    /// One edge from its heads' factors back to logits and captured scalars. Returns dE/dw.
+    #[allow(clippy::too_many_arguments)]
+    fn factors_adjoint(
         &self,
         e: &Edges<T>,
         attention: bool,
         chunk: &Chunk<T>,
         (k, edge): (usize, usize),
         grad: &OutputGradient<T>,
-        (grad_y, grad_captured, grad_logits): (&mut [T], &mut [T], &mut [T]),
-        gradient: &mut EdgeGradient,
+        products: &[T],
+        (grad_captured, grad_logits): (&mut [T], &mut [T]),
     ) -> f64 {
-        let (len, record_len, columns) = (self.rotate_mix.len(), self.wigner.record_len(), self.columns());
-        let dst = e.graph.dst[edge] as usize;
-        let record = &chunk.records[k * record_len..(k + 1) * record_len];
-        let (y, grad_out) = (&chunk.y[k * len..(k + 1) * len], &grad.rows[dst * self.node_len..][..self.node_len]);
+        let (columns, dst, share) = (self.columns(), e.graph.dst[edge] as usize, self.share(chunk, k));
         let alpha = &grad.alpha[edge * columns..(edge + 1) * columns];
-        let share = if chunk.share.is_empty() { &[][..] } else { &chunk.share[k * self.focuses..][..self.focuses] };
-        let mut factor = vec![T::zero(); self.width];
-        self.channel_factors(alpha, share, &mut factor);
-
-        // The message as it arrived turns against its gradient (SPEC 22.5).
-        let mut scaled = y.to_vec();
-        self.rotate_mix.scale_back(&factor, &mut scaled);
-        let mut message = vec![T::zero(); self.node_len];
-        self.rotate_mix.rotate_transposed(record, &scaled, &mut message);
-        self.add_torque(grad_out, &message, 1.0, gradient);
-
-        // grad_y = alpha share D (back dOut); its product with y, head by head, is the gradient of alpha.
-        self.rotate_mix.rotate(record, grad_out, grad_y);
-        let ones = vec![T::one(); self.width];
-        self.rotate_mix.scale_back(&ones, grad_y);
-        let mut products = vec![T::zero(); columns];
-        let per_head = self.width / columns;
-        for (i, (y, g)) in y.chunks_exact(per_head).zip(grad_y.chunks_exact(per_head)).enumerate() {
-            let focus = i / (len / self.focuses / per_head);
-            products[focus * self.heads + i % self.heads] += dot(y, g);
-        }
-        let channels = self.width / self.focuses;
-        for (i, g) in grad_y.chunks_exact_mut(channels).enumerate() {
-            let focus = i / (len / self.focuses / channels);
-            let factor = &factor[focus * channels..(focus + 1) * channels];
-            g.iter_mut().zip(factor).for_each(|(g, &f)| *g *= f);
-        }
-
         if let Some(competition) = &self.competition {
             let grad_share: Vec<T> = (0..self.focuses)
                 .map(|f| (0..self.heads).map(|h| alpha[f * self.heads + h] * products[f * self.heads + h]).sum())
@@ -390,14 +423,10 @@ impl<T: Real> MessageStage<T> {
     }
 
     /// `T_a += sign <grad, J_a x>` over the packed rows.
+    #[inline(always)]
     fn add_torque(&self, grad: &[T], x: &[T], sign: f64, gradient: &mut EdgeGradient) {
-        let w = self.width;
-        for (torque, entries) in gradient.torque.iter_mut().zip(&self.generators.axis) {
-            for &(row, col, value) in entries {
-                let (row, col) = (row as usize, col as usize);
-                let sum = dot(&grad[row * w..(row + 1) * w], &x[col * w..(col + 1) * w]);
-                *torque += sign * value * sum.wide();
-            }
+        for (torque, couplings) in gradient.torque.iter_mut().zip(&self.couplings) {
+            *torque += sign * antisymmetric(couplings, self.width, grad, x).wide();
         }
     }
 
@@ -418,8 +447,9 @@ impl<T: Real> MessageStage<T> {
         let (len, record_len, cols) = (self.rotate_mix.len(), self.wigner.record_len(), self.kernel.cols);
         let channels = self.width / self.focuses;
         let mut grad_rotated = vec![T::zero(); len];
+        let mut weighted = vec![T::zero(); len];
         let mut grad_x = vec![T::zero(); self.node_len];
-        for (k, &edge) in edges.iter().enumerate() {
+        vectorised!(for (k, &edge) in edges.iter().enumerate() {
             let grad = &mut grad_y[k * len..(k + 1) * len];
             if !grad_captured.is_empty() {
                 let captured = grad_captured[k * self.width..(k + 1) * self.width].chunks_exact(channels);
@@ -433,8 +463,8 @@ impl<T: Real> MessageStage<T> {
                 grad,
                 &mut grad_rotated,
                 &mut grad_kernel[k * cols..][..self.mixing],
+                &mut weighted,
             );
-            grad_x.fill(T::zero());
             let record = &chunk.records[k * record_len..(k + 1) * record_len];
             self.rotate_mix.rotate_transposed(record, &grad_rotated, &mut grad_x);
             let source = e.graph.src[edge as usize] as usize;
@@ -442,7 +472,7 @@ impl<T: Real> MessageStage<T> {
             self.add_torque(&grad_x, x, -1.0, &mut gradients[k]);
             let at = source - first_node;
             axpy(T::one(), &grad_x, &mut grad_rows[at * self.node_len..(at + 1) * self.node_len]);
-        }
+        });
     }
 
     /// From the radial kernel back to the edge length.
@@ -464,13 +494,14 @@ impl<T: Real> MessageStage<T> {
                 grad_kernel[at].iter_mut().for_each(|g| *g *= w);
             }
         }
-        let mut grad_hidden = vec![T::zero(); edges.len() * self.kernel.rows];
+        let mut grad_hidden = Buffer::stale(edges.len() * self.kernel.rows);
         let grad_kernel = dense(grad_kernel, edges.len(), cols);
         matmul_transposed(grad_kernel, (&self.kernel).into(), &mut grad_hidden, self.kernel.rows, Into::Set);
         let grad_rbf = e.radial.adjoint(&chunk.radial, grad_hidden);
-        let along = e.radial.slope_along_edge(&chunk.radial, &grad_rbf);
-        for (((out, slope), &grad_weight), &edge) in gradients.iter_mut().zip(along).zip(&*grad_weight).zip(edges) {
-            out.radial += slope + grad_weight * e.geometry.weight_slope[edge as usize];
+        let rows = gradients.iter_mut().zip(grad_rbf.chunks_exact(e.basis.len));
+        for (((out, grad_rbf), &grad_weight), &edge) in rows.zip(&*grad_weight).zip(edges) {
+            out.radial += e.basis.slope_along_edge(edge as usize, grad_rbf)
+                + grad_weight * e.geometry.weight_slope[edge as usize];
         }
     }
 }

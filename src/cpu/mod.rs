@@ -22,6 +22,7 @@ mod radial;
 mod readout;
 pub mod real;
 mod rotate_mix;
+mod scratch;
 mod so2_stack;
 pub mod stages;
 #[cfg(test)]
@@ -40,7 +41,7 @@ use fitting::FittingStage;
 use message::{ChunkGradient, Edges, MessageStage, NodeFeatures, OutputGradient};
 use node_start::{NodeStart, StartInput};
 use profile::{Profile, Stage};
-use radial::RadialStage;
+use radial::{BasisTable, RadialStage};
 use rayon::prelude::*;
 use readout::ReadoutStage;
 use real::{Real, axpy};
@@ -92,6 +93,7 @@ struct Features<T> {
 struct Step<'a, T> {
     graph: &'a Graph,
     geometry: EdgeGeometry,
+    basis: BasisTable<T>,
     /// Ranges of destination atoms and of sources.
     destinations: Vec<std::ops::Range<usize>>,
     sources: Vec<std::ops::Range<usize>>,
@@ -163,9 +165,12 @@ impl<'a, T: Real> Step<'a, T> {
             source_position[edge as usize] = position as u32;
         }
         time.stage(Stage::EdgeGeometry);
+        let basis = engine.radial.basis(&geometry.distance);
+        time.stage(Stage::Radial);
         Step {
             graph,
             geometry,
+            basis,
             destinations: chunk_rows(&graph.dst_start),
             sources: chunk_rows(&graph.src_start),
             source_position,
@@ -175,11 +180,23 @@ impl<'a, T: Real> Step<'a, T> {
 
     fn edges(&self) -> Edges<'_, T> {
         let engine = self.engine;
-        Edges { graph: self.graph, geometry: &self.geometry, radial: &engine.radial, profile: &engine.profile }
+        Edges {
+            graph: self.graph,
+            geometry: &self.geometry,
+            radial: &engine.radial,
+            basis: &self.basis,
+            profile: &engine.profile,
+        }
     }
     fn start_input(&self) -> StartInput<'_, T> {
         let engine = self.engine;
-        StartInput { graph: self.graph, geometry: &self.geometry, radial: &engine.radial, profile: &engine.profile }
+        StartInput {
+            graph: self.graph,
+            geometry: &self.geometry,
+            radial: &engine.radial,
+            basis: &self.basis,
+            profile: &engine.profile,
+        }
     }
 
     /// The stages in order. Returns the answer and the bytes that were held for it.

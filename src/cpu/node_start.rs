@@ -4,8 +4,9 @@
 use super::edge_geometry::{EdgeGeometry, EdgeGradient};
 use super::environment_seed::EnvironmentSeed;
 use super::profile::{Profile, Stage};
-use super::radial::RadialStage;
-use super::real::{Into, Real, View, axpy, dense, dot, matmul, matmul_transposed};
+use super::radial::{BasisTable, RadialStage};
+use super::real::{Into, Real, View, axpy, dense, dot, matmul, matmul_transposed, vectorised};
+use super::scratch::Buffer;
 use crate::graph::Graph;
 use crate::math::spherical::{Generators, zonal};
 use crate::model::Parameters;
@@ -30,6 +31,7 @@ pub struct StartInput<'a, T> {
     pub graph: &'a Graph,
     pub geometry: &'a EdgeGeometry,
     pub radial: &'a RadialStage<T>,
+    pub basis: &'a BasisTable<T>,
     pub profile: &'a Profile,
 }
 
@@ -63,7 +65,7 @@ impl<T: Real> NodeStart<T> {
 
     /// Start values `[atom][(l, m)][C]` and normalised environment matrices of the atoms in `range`.
     pub fn forward(&self, input: &StartInput<T>, range: Range<usize>, out: &mut [T], saved: &mut [T]) {
-        let StartInput { graph, geometry, radial, profile } = input;
+        let StartInput { graph, geometry, radial, basis, profile } = input;
         let (c, len) = (self.channels, self.node_len());
         out.fill(T::zero());
         let Some(seed) = &self.seed else {
@@ -75,15 +77,15 @@ impl<T: Real> NodeStart<T> {
         let mut time = profile.start();
         let first = graph.dst_start[range.start];
         let edges = first..graph.dst_start[range.end];
-        let basis = radial.forward(edges.clone().map(|e| geometry.distance[e]), false);
-        let rho = self.radial_features(geometry, &basis.hidden, edges.clone());
+        let features = radial.forward(basis, edges.clone());
+        let rho = self.radial_features(geometry, &features.hidden, edges.clone());
         time.stage(Stage::Radial);
-        let forward = seed.edges(graph, &basis, edges.clone());
+        let forward = seed.edges(graph, &features, edges.clone());
         saved.fill(T::zero());
-        for e in edges.clone() {
+        vectorised!(for e in edges.clone() {
             let matrix = &mut saved[(graph.dst[e] as usize - range.start) * seed.matrix_len()..][..seed.matrix_len()];
             seed.add_edge(EnvironmentSeed::<T>::coordinates(geometry, e), seed.row(&forward, e - first), matrix);
-        }
+        });
         for (i, matrix) in range.clone().zip(saved.chunks_exact_mut(seed.matrix_len())) {
             let n = T::of(geometry.normaliser[i]);
             matrix.iter_mut().for_each(|x| *x *= n);
@@ -93,14 +95,14 @@ impl<T: Real> NodeStart<T> {
         seed.film(range.len(), saved, &types, &mut scalars);
         time.stage(Stage::EnvironmentSeed);
         let mut z = vec![0.0; (self.degree + 1) * (self.degree + 1)];
-        for e in edges {
+        vectorised!(for e in edges.clone() {
             zonal(self.degree, geometry.direction[e], &mut z);
             let out = &mut out[(graph.dst[e] as usize - range.start) * len..][..len];
             let rho = &rho[(e - first) * self.degree * c..][..self.degree * c];
             for (row, &z) in z.iter().enumerate().skip(1) {
                 axpy(T::of(z), &rho[(row.isqrt() - 1) * c..][..c], &mut out[row * c..(row + 1) * c]);
             }
-        }
+        });
         for ((i, out), scalars) in range.zip(out.chunks_exact_mut(len)).zip(scalars.chunks_exact(c)) {
             let n = T::of(geometry.normaliser[i]);
             out.iter_mut().for_each(|x| *x *= n);
@@ -110,9 +112,9 @@ impl<T: Real> NodeStart<T> {
     }
 
     /// `rho` of degrees 1 to Nmax, `[edge][l - 1][C]`, without type features.
-    fn radial_features(&self, geometry: &EdgeGeometry, hidden: &[T], edges: Range<usize>) -> Vec<T> {
+    fn radial_features(&self, geometry: &EdgeGeometry, hidden: &[T], edges: Range<usize>) -> Buffer<T> {
         let cols = self.radial_last.cols;
-        let mut rho = vec![T::zero(); edges.len() * cols];
+        let mut rho = Buffer::stale(edges.len() * cols);
         matmul(
             dense(hidden, edges.len(), self.radial_last.rows),
             View::from(&self.radial_last),
@@ -142,7 +144,7 @@ impl<T: Real> NodeStart<T> {
         grad_normaliser: &[f64],
         gradients: &mut [EdgeGradient],
     ) {
-        let StartInput { graph, geometry, radial, profile } = input;
+        let StartInput { graph, geometry, radial, basis, profile } = input;
         let (c, len) = (self.channels, self.node_len());
         let mut time = profile.start();
         let first = graph.dst_start[range.start];
@@ -165,16 +167,16 @@ impl<T: Real> NodeStart<T> {
                 / n;
             grad_matrix[matrix].iter_mut().for_each(|x| *x *= T::of(n));
         }
-        let basis = radial.forward(edges.clone().map(|e| geometry.distance[e]), true);
-        let rho = self.radial_features(geometry, &basis.hidden, edges.clone());
-        let forward = seed.edges(graph, &basis, edges.clone());
+        let features = radial.forward(basis, edges.clone());
+        let rho = self.radial_features(geometry, &features.hidden, edges.clone());
+        let forward = seed.edges(graph, &features, edges.clone());
         let width = seed.matrix_len() / super::environment_seed::COORDINATES;
-        let mut grad_g = vec![T::zero(); edges.len() * width];
-        let mut grad_rho = vec![T::zero(); rho.len()];
+        let mut grad_g = Buffer::stale(edges.len() * width);
+        let mut grad_rho = Buffer::zeros(rho.len());
         let mut grad_weight = vec![0.0; edges.len()];
         let rows = (self.degree + 1) * (self.degree + 1);
         let (mut z, mut grad_z) = (vec![0.0; rows], vec![0.0; rows]);
-        for (k, e) in edges.clone().enumerate() {
+        vectorised!(for (k, e) in edges.clone().enumerate() {
             let atom = graph.dst[e] as usize - range.start;
             let matrix = &grad_matrix[atom * seed.matrix_len()..(atom + 1) * seed.matrix_len()];
             let g = &mut grad_g[k * width..(k + 1) * width];
@@ -203,18 +205,17 @@ impl<T: Real> NodeStart<T> {
                 }
                 grad_rho[at].iter_mut().for_each(|x| *x *= T::of(w));
             }
-        }
+        });
         time.stage(Stage::GeometricEmbedding);
-        let mut grad_hidden = vec![T::zero(); edges.len() * self.radial_last.rows];
+        let mut grad_hidden = Buffer::stale(edges.len() * self.radial_last.rows);
         let grad_rho = dense(&grad_rho, edges.len(), self.radial_last.cols);
         matmul_transposed(grad_rho, View::from(&self.radial_last), &mut grad_hidden, self.radial_last.rows, Into::Set);
-        let mut grad_rbf = radial.adjoint(&basis, grad_hidden);
+        let mut grad_rbf = radial.adjoint(&features, grad_hidden);
         time.stage(Stage::Radial);
         axpy(T::one(), &seed.edges_adjoint(&forward, &grad_g), &mut grad_rbf);
-        for ((gradient, slope), (e, dw)) in
-            gradients.iter_mut().zip(radial.slope_along_edge(&basis, &grad_rbf)).zip(edges.zip(grad_weight))
-        {
-            gradient.radial += slope + dw * geometry.weight_slope[e];
+        let rows = gradients.iter_mut().zip(grad_rbf.chunks_exact(basis.len));
+        for ((gradient, grad_rbf), (e, dw)) in rows.zip(edges.zip(grad_weight)) {
+            gradient.radial += basis.slope_along_edge(e, grad_rbf) + dw * geometry.weight_slope[e];
         }
         self.normaliser_adjoint(geometry, graph, range, &grad_n, gradients);
         time.stage(Stage::EnvironmentSeed);

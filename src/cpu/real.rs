@@ -1,5 +1,6 @@
 //! f32 and f64 behind one name, and matrix products on row-major slices.
 
+use super::scratch::{Buffer, Spare};
 use crate::engine::Rows;
 use crate::model::config::Activation;
 use crate::model::parameters::Matrix;
@@ -14,9 +15,39 @@ pub trait Real: Float + NumAssign + Sum + Send + Sync + Default + std::fmt::Debu
     fn wide(self) -> f64;
     /// Rows for a ghost exchange.
     fn rows(rows: &mut [Self]) -> Rows<'_>;
+    /// `exp(x)` to about one unit in the last place; for f32 written so that loops over it vectorise.
+    fn exponential(self) -> Self;
+    /// The calling thread's spare buffers.
+    fn with_spare<R>(f: impl FnOnce(&Spare<Self>) -> R) -> R;
 }
 
 impl Real for f32 {
+    fn with_spare<R>(f: impl FnOnce(&Spare<f32>) -> R) -> R {
+        thread_local!(static SPARE: Spare<f32> = const { Spare::new() });
+        SPARE.with(f)
+    }
+    /// `2^k exp(r)` with `|r| <= ln 2 / 2`. Arguments out of range end as infinity or zero, NaN stays NaN.
+    #[inline(always)]
+    fn exponential(self) -> f32 {
+        /// Adding it to |x| < 2^22 rounds x to an integer, which then lies in the last bits.
+        const ROUND: f32 = 12_582_912.0;
+        // ln 2 in two parts; products of the first with k are exact.
+        const LN2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
+        let x = if self > 89.0 { 89.0 } else { self };
+        let x = if x < -104.0 { -104.0 } else { x };
+        let shifted = x * std::f32::consts::LOG2_E + ROUND;
+        let k = shifted - ROUND;
+        let r = x - k * LN2[0] - k * LN2[1];
+        let tail = 0.5
+            + r * (1.666_666_6e-1
+                + r * (4.166_579_6e-2 + r * (8.333_452e-3 + r * (1.398_199_9e-3 + r * 1.987_569_1e-4))));
+        let value = 1.0 + (r + r * r * tail);
+        // 2^k as a product of two factors that are always normal numbers.
+        let k = shifted.to_bits() as i32 - ROUND.to_bits() as i32;
+        let power = |k: i32| f32::from_bits(((k + 127) << 23) as u32);
+        value * power(k >> 1) * power(k - (k >> 1))
+    }
+
     fn of(x: f64) -> f32 {
         x as f32
     }
@@ -29,6 +60,14 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
+    fn with_spare<R>(f: impl FnOnce(&Spare<f64>) -> R) -> R {
+        thread_local!(static SPARE: Spare<f64> = const { Spare::new() });
+        SPARE.with(f)
+    }
+    #[inline(always)]
+    fn exponential(self) -> f64 {
+        self.exp()
+    }
     fn of(x: f64) -> f64 {
         x
     }
@@ -166,40 +205,207 @@ fn product_raw<T: Real>(
     }
 }
 
-/// `y += a x`.
+/// Values that the loops over channels take at once.
+const LANES: usize = 16;
+
+/// `out[i] = f(out[i], a[i], b[i])`. Whole blocks are read before they are written, so that the compiler need not know
+/// that the slices do not overlap.
 #[inline(always)]
-pub fn axpy<T: Real>(a: T, x: &[T], y: &mut [T]) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        *y += a * x;
+pub fn update<T: Real>(out: &mut [T], a: &[T], b: &[T], f: impl Fn(T, T, T) -> T) {
+    let (outs, out_tail) = out.as_chunks_mut::<LANES>();
+    let ((a_blocks, a_tail), (b_blocks, b_tail)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
+    for ((out, a), b) in outs.iter_mut().zip(a_blocks).zip(b_blocks) {
+        let (old, a, b) = (*out, *a, *b);
+        let mut new = [T::zero(); LANES];
+        for i in 0..LANES {
+            new[i] = f(old[i], a[i], b[i]);
+        }
+        *out = new;
+    }
+    for ((out, &a), &b) in out_tail.iter_mut().zip(a_tail).zip(b_tail) {
+        *out = f(*out, a, b);
     }
 }
 
-/// Dot product in eight interleaved sums: a fixed order that vectorises.
+/// `y += a x`.
+#[inline(always)]
+pub fn axpy<T: Real>(a: T, x: &[T], y: &mut [T]) {
+    update(y, x, x, |y, x, _| y + a * x);
+}
+
+/// Dot product in interleaved sums: a fixed order that vectorises.
 #[inline(always)]
 pub fn dot<T: Real>(x: &[T], y: &[T]) -> T {
-    let mut sums = [T::zero(); 8];
-    let (xc, yc) = (x.chunks_exact(8), y.chunks_exact(8));
-    let tail: T = xc.remainder().iter().zip(yc.remainder()).map(|(&a, &b)| a * b).sum();
-    for (a, b) in xc.zip(yc) {
-        for i in 0..8 {
-            sums[i] += a[i] * b[i];
+    let ((xs, x_tail), (ys, y_tail)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    let mut sums = [T::zero(); LANES];
+    for (x, y) in xs.iter().zip(ys) {
+        for i in 0..LANES {
+            sums[i] += x[i] * y[i];
         }
     }
-    ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7])) + tail
+    let tail: T = x_tail.iter().zip(y_tail).map(|(&a, &b)| a * b).sum();
+    sum_lanes(sums) + tail
+}
+
+/// The sum of all lanes, by halves.
+#[inline(always)]
+fn sum_lanes<T: Real>(mut sums: [T; LANES]) -> T {
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            sums[i] += sums[i + half];
+        }
+    }
+    sums[0]
+}
+
+/// `out <- scale * sum_k a_k x[at_k ..]` over the terms `(a_k, at_k)`, or added to `out`; sums stay in registers.
+/// `scale` has a factor for each value of `out`.
+#[inline(always)]
+pub fn combine<T: Real>(
+    terms: impl Iterator<Item = (T, usize)> + Clone,
+    x: &[T],
+    scale: Option<&[T]>,
+    out: &mut [T],
+    into: Into,
+) {
+    let rest = combine_blocks::<T, LANES>(&terms, x, scale, 0, out, into);
+    let rest = combine_blocks::<T, 8>(&terms, x, scale, rest, out, into);
+    combine_blocks::<T, 1>(&terms, x, scale, rest, out, into);
+}
+
+/// The values of `out` from `first` on, as far as they fill blocks of N; returns how far that is.
+#[inline(always)]
+fn combine_blocks<T: Real, const N: usize>(
+    terms: &(impl Iterator<Item = (T, usize)> + Clone),
+    x: &[T],
+    scale: Option<&[T]>,
+    first: usize,
+    out: &mut [T],
+    into: Into,
+) -> usize {
+    let (blocks, rest) = out[first..].as_chunks_mut::<N>();
+    for (b, out) in blocks.iter_mut().enumerate() {
+        let first = first + b * N;
+        let mut sum = [T::zero(); N];
+        for (a, at) in terms.clone() {
+            let x = &x[at + first..][..N];
+            for i in 0..N {
+                sum[i] += a * x[i];
+            }
+        }
+        if let Some(scale) = scale {
+            let scale = &scale[first..][..N];
+            for i in 0..N {
+                sum[i] *= scale[i];
+            }
+        }
+        for i in 0..N {
+            out[i] = if into == Into::Add { out[i] + sum[i] } else { sum[i] };
+        }
+    }
+    let rest = rest.len();
+    out.len() - rest
+}
+
+/// `sum_k v_k (<x[r_k ..], y[c_k ..]> - <x[c_k ..], y[r_k ..]>)` over the terms `(v_k, r_k, c_k)`, rows of `len` values.
+#[inline(always)]
+pub fn antisymmetric<T: Real>(terms: &[(T, usize, usize)], len: usize, x: &[T], y: &[T]) -> T {
+    let mut sums = [T::zero(); LANES];
+    let whole = len / LANES * LANES;
+    let mut tail = T::zero();
+    for &(v, r, c) in terms {
+        let (xr, xc, yr, yc) = (&x[r..r + len], &x[c..c + len], &y[r..r + len], &y[c..c + len]);
+        for first in (0..whole).step_by(LANES) {
+            let at = first..first + LANES;
+            let (xr, xc, yr, yc) = (&xr[at.clone()], &xc[at.clone()], &yr[at.clone()], &yc[at]);
+            for i in 0..LANES {
+                sums[i] += v * (xr[i] * yc[i] - xc[i] * yr[i]);
+            }
+        }
+        for i in whole..len {
+            tail += v * (xr[i] * yc[i] - xc[i] * yr[i]);
+        }
+    }
+    sum_lanes(sums) + tail
 }
 
 /// `1 / (1 + exp(-x))`.
 #[inline(always)]
 pub fn sigmoid<T: Real>(x: T) -> T {
-    T::one() / (T::one() + (-x).exp())
+    T::one() / (T::one() + (-x).exponential())
 }
 
-/// Value of an activation (SPEC 0).
-pub fn activate<T: Real>(kind: Activation, x: T) -> T {
-    activate_with_slope(kind, x).0
+/// Replaces each value with its [`sigmoid`].
+pub fn sigmoids<T: Real>(values: &mut [T]) {
+    vectorised!({
+        let (blocks, tail) = values.as_chunks_mut::<LANES>();
+        blocks.iter_mut().for_each(|block| *block = block.map(sigmoid));
+        tail.iter_mut().for_each(|x| *x = sigmoid(*x));
+    });
 }
 
-/// Value and derivative of an activation.
+/// Evaluates an expression compiled for the widest vectors that this machine has; functions that it calls take part
+/// only if they are `#[inline(always)]`.
+macro_rules! vectorised {
+    ($body:expr) => {
+        pulp::Arch::new().dispatch($crate::cpu::real::Loop(
+            #[inline(always)]
+            || $body,
+        ))
+    };
+}
+pub(crate) use vectorised;
+
+/// The closure of [`vectorised`]. A bare closure would be reached through the adapter that makes an `FnOnce` of it,
+/// which is never inlined and so stays compiled for the oldest machine.
+pub struct Loop<F>(pub F);
+
+impl<R, F: FnMut() -> R> pulp::NullaryFnOnce for Loop<F> {
+    type Output = R;
+    #[inline(always)]
+    fn call(mut self) -> R {
+        (self.0)()
+    }
+}
+
+/// `out[i] = f(out[i], a[i], value, slope)` with value and slope of the activation at `x[i]`.
+#[inline(always)]
+pub fn update_activated<T: Real>(kind: Activation, x: &[T], a: &[T], out: &mut [T], f: impl Fn(T, T, T, T) -> T) {
+    // The usual kind has a loop of its own, which vectorises.
+    if kind == Activation::Silu {
+        update(out, a, x, |out, a, x| {
+            let (value, slope) = silu(x);
+            f(out, a, value, slope)
+        });
+    } else {
+        for ((out, &a), &x) in out.iter_mut().zip(a).zip(x) {
+            let (value, slope) = activate_with_slope(kind, x);
+            *out = f(*out, a, value, slope);
+        }
+    }
+}
+
+/// The activations of a slice.
+pub fn activated<T: Real>(kind: Activation, x: &[T]) -> Buffer<T> {
+    let mut out = Buffer::stale(x.len());
+    let values = &mut out[..];
+    vectorised!(update_activated(kind, x, x, values, |_, _, value, _| value));
+    out
+}
+
+/// `grad[i] *= slope of the activation at x[i]`.
+pub fn multiply_slopes<T: Real>(kind: Activation, x: &[T], grad: &mut [T]) {
+    vectorised!(update_activated(kind, x, x, grad, |grad, _, _, slope| grad * slope));
+}
+
+/// Value and derivative of `x sigmoid(x)`.
+#[inline(always)]
+fn silu<T: Real>(x: T) -> (T, T) {
+    let s = sigmoid(x);
+    (x * s, s * (T::one() + x * (T::one() - s)))
+}
+
+/// Value and derivative of an activation (SPEC 0).
 pub fn activate_with_slope<T: Real>(kind: Activation, x: T) -> (T, T) {
     let (zero, one) = (T::zero(), T::one());
     match kind {
@@ -238,10 +444,7 @@ pub fn activate_with_slope<T: Real>(kind: Activation, x: T) -> (T, T) {
             (s, s * (one - s))
         }
         Activation::Softplus => (x.max(zero) + (-x.abs()).exp().ln_1p(), sigmoid(x)),
-        Activation::Silu => {
-            let s = sigmoid(x);
-            (x * s, s * (one + x * (one - s)))
-        }
+        Activation::Silu => silu(x),
     }
 }
 
@@ -290,10 +493,31 @@ mod tests {
         for kind in [Linear, Relu, Relu6, Gelu, Tanh, Sigmoid, Softplus, Silu] {
             for x in [-2.3, -0.4, 0.3, 1.7, 5.2, 8.0] {
                 let h = 1e-5;
-                let numeric = (activate(kind, x + h) - activate(kind, x - h)) / (2.0 * h);
+                let value = |x: f64| activate_with_slope(kind, x).0;
+                let numeric = (value(x + h) - value(x - h)) / (2.0 * h);
                 let (_, slope) = activate_with_slope::<f64>(kind, x);
                 assert!((slope - numeric).abs() < 1e-8, "{kind:?} at {x}: {slope} {numeric}");
             }
         }
+    }
+    #[test]
+    fn single_precision_exponential_is_exact_to_an_ulp() {
+        // Every 211th number of the whole range, subnormals of the result included.
+        for bits in (0..f32::INFINITY.to_bits()).step_by(211) {
+            for x in [f32::from_bits(bits), -f32::from_bits(bits)] {
+                let (found, exact) = (x.exponential(), f64::from(x).exp());
+                let rounded = exact as f32;
+                if rounded.is_infinite() || found.is_infinite() {
+                    assert!(exact > 0.999_999 * f64::from(f32::MAX) && found > 0.999_999 * f32::MAX, "{x}: {found}");
+                    continue;
+                }
+                let ulp = f64::from(f32::from_bits(rounded.to_bits() + 1)) - f64::from(rounded);
+                let ulp = ulp.max(f64::from(f32::from_bits(1)));
+                assert!((f64::from(found) - exact).abs() <= 1.1 * ulp, "{x}: {found} {exact}");
+            }
+        }
+        assert_eq!((0f32.exponential(), f32::INFINITY.exponential()), (1.0, f32::INFINITY));
+        assert_eq!(f32::NEG_INFINITY.exponential(), 0.0);
+        assert!(f32::NAN.exponential().is_nan());
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! Edge-frame features of an edge: `[focus][row][channel]`, rows in m-major order (SPEC 0).
 
-use super::real::{Real, axpy, dot};
+use super::real::{Into, Real, combine, dot, update};
 use crate::math::layout::{m_major, truncation_scale};
 use crate::math::wigner::Wigner;
 use crate::model::config::RadialMode;
@@ -13,18 +13,20 @@ use crate::model::parameters::{Convolution, Matrix};
 pub struct RotateMix<T> {
     focuses: usize,
     channels: usize,
-    rows: Vec<Row<T>>,
+    /// Rows of an edge and focus.
+    rows: usize,
+    degrees: Vec<Degree<T>>,
     orders: Vec<Order>,
     kernel: Kernel<T>,
 }
 
-/// One row of the edge frame.
-struct Row<T> {
-    /// First packed row of its degree, and how many rows the degree has.
+/// The rows of one degree.
+struct Degree<T> {
+    /// First packed row, and how many there are.
     first: usize,
     size: usize,
-    /// Where its row of the Wigner-D record begins.
-    record: usize,
+    /// (row of the edge frame, where its row of the Wigner-D record begins) for each order that is kept.
+    kept: Vec<(usize, usize)>,
     /// Rescale of the way back (SPEC 8.2, step 7).
     back: T,
 }
@@ -41,11 +43,9 @@ struct Order {
 enum Kernel<T> {
     /// A factor a degree and channel; which degree each row has.
     Factors(Vec<usize>),
-    /// The same for all channels.
-    Degrees,
-    /// R x W basis.
+    /// A matrix over degrees for each row of the R x W basis; one row of ones where all channels share a matrix.
     Ranked(Matrix<T>),
-    /// A kernel a channel.
+    /// A matrix a channel.
     Full,
 }
 
@@ -58,14 +58,11 @@ impl<T: Real> RotateMix<T> {
         (focuses, channels): (usize, usize),
     ) -> Self {
         let major = m_major(l, m);
-        let rows = major.iter().map(|&(degree, order)| {
+        let degrees = (0..=l).map(|degree| {
             let size = 2 * degree + 1;
-            Row {
-                first: degree * degree,
-                size,
-                record: wigner.offset(degree) + (order + degree as i32) as usize * size,
-                back: T::of(truncation_scale(degree, m)),
-            }
+            let record = |order: i32| wigner.offset(degree) + (order + degree as i32) as usize * size;
+            let kept = major.iter().enumerate().filter(|(_, r)| r.0 == degree).map(|(row, r)| (row, record(r.1)));
+            Degree { first: degree * degree, size, kept: kept.collect(), back: T::of(truncation_scale(degree, m)) }
         });
         let (mut start, mut kernel) = (0, 0);
         let orders = (0..=m).map(|order| {
@@ -84,153 +81,177 @@ impl<T: Real> RotateMix<T> {
             kernel: match (mode, basis) {
                 (RadialMode::None, _) => Kernel::Factors(major.iter().map(|r| r.0).collect()),
                 (_, Some(basis)) => Kernel::Ranked(basis.cast(&T::of)),
-                (RadialMode::Degree, None) => Kernel::Degrees,
+                (RadialMode::Degree, None) => {
+                    let width = focuses * channels;
+                    Kernel::Ranked(Matrix { rows: 1, cols: width, data: vec![T::one(); width] })
+                }
                 (RadialMode::DegreeChannel { .. }, None) => Kernel::Full,
             },
-            rows: rows.collect(),
+            rows: major.len(),
+            degrees: degrees.collect(),
         }
     }
 
     /// Values of an edge in the edge frame.
     pub fn len(&self) -> usize {
-        self.focuses * self.rows.len() * self.channels
+        self.focuses * self.rows * self.channels
     }
     fn width(&self) -> usize {
         self.focuses * self.channels
     }
 
     /// `y <- D x`: `record` an edge's Wigner-D, `x` packed rows `[(l, m)][W]`.
+    #[inline(always)]
     pub fn rotate(&self, record: &[T], x: &[T], y: &mut [T]) {
-        let (c, w) = (self.channels, self.width());
-        for (row, shape) in self.rows.iter().enumerate() {
-            let d = &record[shape.record..shape.record + shape.size];
-            for f in 0..self.focuses {
-                let out = &mut y[(f * self.rows.len() + row) * c..][..c];
-                let x = |m: usize| &x[(shape.first + m) * w + f * c..][..c];
-                out.iter_mut().zip(x(0)).for_each(|(o, &x)| *o = d[0] * x);
-                (1..shape.size).for_each(|m| axpy(d[m], x(m), out));
-            }
-        }
+        self.rotate_scaled(record, x, y, |_| T::one());
     }
-
-    /// `x += D^T y`: the same record read transposed.
-    pub fn rotate_transposed(&self, record: &[T], y: &[T], x: &mut [T]) {
+    /// `y <- S D x` with the truncation rescale S (SPEC 8.2, step 7): the adjoint of [`Self::rotate_back`].
+    #[inline(always)]
+    pub fn rotate_rescaled(&self, record: &[T], x: &[T], y: &mut [T]) {
+        self.rotate_scaled(record, x, y, |degree| degree.back);
+    }
+    #[inline(always)]
+    fn rotate_scaled(&self, record: &[T], x: &[T], y: &mut [T], scale: impl Fn(&Degree<T>) -> T) {
         let (c, w) = (self.channels, self.width());
-        for (row, shape) in self.rows.iter().enumerate() {
-            let d = &record[shape.record..shape.record + shape.size];
-            for f in 0..self.focuses {
-                let y = &y[(f * self.rows.len() + row) * c..][..c];
-                for (m, &d) in d.iter().enumerate() {
-                    axpy(d, y, &mut x[(shape.first + m) * w + f * c..][..c]);
+        for degree in &self.degrees {
+            let scale = scale(degree);
+            for &(row, at) in &degree.kept {
+                let d = &record[at..at + degree.size];
+                for f in 0..self.focuses {
+                    let first = degree.first * w + f * c;
+                    let terms = d.iter().enumerate().map(|(m, &d)| (scale * d, first + m * w));
+                    combine(terms, x, None, &mut y[(f * self.rows + row) * c..][..c], Into::Set);
                 }
             }
         }
     }
 
-    /// Multiplies rows with the truncation rescale (SPEC 8.2, step 7) and `factor[channel of W]`.
-    pub fn scale_back(&self, factor: &[T], y: &mut [T]) {
-        let c = self.channels;
-        for (i, out) in y.chunks_exact_mut(c).enumerate() {
-            let (f, row) = (i / self.rows.len(), i % self.rows.len());
-            let back = self.rows[row].back;
-            out.iter_mut().zip(&factor[f * c..(f + 1) * c]).for_each(|(o, &s)| *o *= back * s);
+    /// `x <- D^T y`: the same record read transposed.
+    #[inline(always)]
+    pub fn rotate_transposed(&self, record: &[T], y: &[T], x: &mut [T]) {
+        self.transposed(record, y, None, x, Into::Set);
+    }
+    /// `x <- F D^T S y` or added: truncation rescale S and a factor F of each channel of W.
+    #[inline(always)]
+    pub fn rotate_back(&self, record: &[T], y: &[T], factor: &[T], x: &mut [T], into: Into) {
+        self.transposed(record, y, Some(factor), x, into);
+    }
+    #[inline(always)]
+    fn transposed(&self, record: &[T], y: &[T], factor: Option<&[T]>, x: &mut [T], into: Into) {
+        let (c, w) = (self.channels, self.width());
+        for degree in &self.degrees {
+            let back = if factor.is_some() { degree.back } else { T::one() };
+            for m in 0..degree.size {
+                for f in 0..self.focuses {
+                    let terms = degree.kept.iter().map(|&(row, at)| (back * record[at + m], (f * self.rows + row) * c));
+                    let factor = factor.map(|factor| &factor[f * c..(f + 1) * c]);
+                    combine(terms, y, factor, &mut x[(degree.first + m) * w + f * c..][..c], into);
+                }
+            }
         }
     }
 
     /// `mixed <- kernel y`, and the scalars (row 0 of each focus) copied to storage of their own: `[focus][channel]`.
+    #[inline(always)]
     pub fn mix(&self, kernel: &[T], y: &[T], mixed: &mut [T], captured: &mut [T]) {
+        let (c, w) = (self.channels, self.width());
         match &self.kernel {
             Kernel::Factors(degree) => {
-                let (c, w) = (self.channels, self.width());
                 for (i, (out, y)) in mixed.chunks_exact_mut(c).zip(y.chunks_exact(c)).enumerate() {
                     let (f, row) = (i / degree.len(), i % degree.len());
                     let factor = &kernel[degree[row] * w + f * c..][..c];
-                    out.iter_mut().zip(y).zip(factor).for_each(|((o, &y), &k)| *o = y * k);
+                    update(out, y, factor, |_, y, k| y * k);
                 }
             }
-            _ => {
-                mixed.fill(T::zero());
-                self.each_pair(|f, entry, row_in, row_out| {
-                    let c = self.channels;
-                    let (y, out) = (&y[row_in * c..(row_in + 1) * c], &mut mixed[row_out * c..(row_out + 1) * c]);
-                    self.add_product(kernel, f, entry, y, out);
-                });
-            }
+            Kernel::Ranked(basis) => self.each_row(|f, order, first, l_out| {
+                let out = &mut mixed[(first + l_out) * c..][..c];
+                for q in 0..basis.rows {
+                    let entry = |l_in: usize| (order.kernel + l_in * order.degrees + l_out) * basis.rows + q;
+                    let terms = (0..order.degrees).map(|l_in| (kernel[entry(l_in)], (first + l_in) * c));
+                    let into = if q == 0 { Into::Set } else { Into::Add };
+                    combine(terms, y, Some(&basis.row(q)[f * c..(f + 1) * c]), out, into);
+                }
+            }),
+            Kernel::Full => self.each_row(|f, order, first, l_out| {
+                let out = &mut mixed[(first + l_out) * c..][..c];
+                out.fill(T::zero());
+                for l_in in 0..order.degrees {
+                    let kernel = &kernel[(order.kernel + l_in * order.degrees + l_out) * w + f * c..][..c];
+                    let y = &y[(first + l_in) * c..][..c];
+                    update(out, y, kernel, |out, y, k| out + k * y);
+                }
+            }),
         }
-        let (c, stride) = (self.channels, self.rows.len() * self.channels);
         for (f, out) in captured.chunks_exact_mut(c).enumerate() {
-            out.copy_from_slice(&mixed[f * stride..f * stride + c]);
+            out.copy_from_slice(&mixed[f * self.rows * c..][..c]);
         }
     }
 
-    /// `out += kernel[entry] y` with the channel factors of focus `f`.
-    fn add_product(&self, kernel: &[T], f: usize, entry: usize, y: &[T], out: &mut [T]) {
+    /// Adjoint of [`Self::mix`]: `grad_y <- kernel^T grad`, `grad_kernel += ...`; `weighted`: room for one edge.
+    #[inline(always)]
+    pub fn mix_adjoint(
+        &self,
+        kernel: &[T],
+        y: &[T],
+        grad: &[T],
+        grad_y: &mut [T],
+        grad_kernel: &mut [T],
+        weighted: &mut [T],
+    ) {
         let (c, w) = (self.channels, self.width());
         match &self.kernel {
-            Kernel::Degrees => axpy(kernel[entry], y, out),
-            Kernel::Full => {
-                let k = &kernel[entry * w + f * c..][..c];
-                out.iter_mut().zip(y).zip(k).for_each(|((o, &y), &k)| *o += k * y);
+            Kernel::Factors(degree) => {
+                for (i, out) in grad_y.chunks_exact_mut(c).enumerate() {
+                    let (f, row) = (i / degree.len(), i % degree.len());
+                    let at = degree[row] * w + f * c;
+                    let (kernel, grad_kernel) = (&kernel[at..at + c], &mut grad_kernel[at..at + c]);
+                    let (grad, y) = (&grad[i * c..(i + 1) * c], &y[i * c..(i + 1) * c]);
+                    update(out, grad, kernel, |_, grad, k| grad * k);
+                    update(grad_kernel, grad, y, |sum, grad, y| sum + grad * y);
+                }
             }
             Kernel::Ranked(basis) => {
                 for q in 0..basis.rows {
-                    let (k, basis) = (kernel[entry * basis.rows + q], &basis.row(q)[f * c..(f + 1) * c]);
-                    out.iter_mut().zip(y).zip(basis).for_each(|((o, &y), &b)| *o += k * b * y);
-                }
-            }
-            Kernel::Factors(_) => {}
-        }
-    }
-
-    /// Adjoint of [`Self::mix`]: `grad_y <- kernel^T grad`, `grad_kernel += ...`.
-    pub fn mix_adjoint(&self, kernel: &[T], y: &[T], grad: &[T], grad_y: &mut [T], grad_kernel: &mut [T]) {
-        let (c, w) = (self.channels, self.width());
-        if let Kernel::Factors(degree) = &self.kernel {
-            for (i, out) in grad_y.chunks_exact_mut(c).enumerate() {
-                let (f, row) = (i / degree.len(), i % degree.len());
-                let at = degree[row] * w + f * c;
-                for j in 0..c {
-                    out[j] = grad[i * c + j] * kernel[at + j];
-                    grad_kernel[at + j] += grad[i * c + j] * y[i * c + j];
-                }
-            }
-            return;
-        }
-        grad_y.fill(T::zero());
-        self.each_pair(|f, entry, row_in, row_out| {
-            let (y, grad) = (&y[row_in * c..(row_in + 1) * c], &grad[row_out * c..(row_out + 1) * c]);
-            self.add_product(kernel, f, entry, grad, &mut grad_y[row_in * c..(row_in + 1) * c]);
-            match &self.kernel {
-                Kernel::Degrees => grad_kernel[entry] += dot(y, grad),
-                Kernel::Full => {
-                    let k = &mut grad_kernel[entry * w + f * c..][..c];
-                    k.iter_mut().zip(y).zip(grad).for_each(|((k, &y), &g)| *k += y * g);
-                }
-                Kernel::Ranked(basis) => {
-                    for q in 0..basis.rows {
-                        let basis_row = &basis.row(q)[f * c..(f + 1) * c];
-                        let sum: T = y.iter().zip(grad).zip(basis_row).map(|((&y, &g), &b)| y * g * b).sum();
-                        grad_kernel[entry * basis.rows + q] += sum;
+                    for (i, (out, grad)) in weighted.chunks_exact_mut(c).zip(grad.chunks_exact(c)).enumerate() {
+                        let basis = &basis.row(q)[i / self.rows * c..][..c];
+                        update(out, grad, basis, |_, g, b| g * b);
                     }
+                    let into = if q == 0 { Into::Set } else { Into::Add };
+                    self.each_row(|_, order, first, l_in| {
+                        let entry = |l_out: usize| (order.kernel + l_in * order.degrees + l_out) * basis.rows + q;
+                        let terms = (0..order.degrees).map(|l_out| (kernel[entry(l_out)], (first + l_out) * c));
+                        let row = (first + l_in) * c..(first + l_in + 1) * c;
+                        combine(terms, weighted, None, &mut grad_y[row.clone()], into);
+                        for l_out in 0..order.degrees {
+                            grad_kernel[entry(l_out)] += dot(&y[row.clone()], &weighted[(first + l_out) * c..][..c]);
+                        }
+                    });
                 }
-                Kernel::Factors(_) => {}
             }
-        });
+            Kernel::Full => self.each_row(|f, order, first, l_in| {
+                let row = (first + l_in) * c..(first + l_in + 1) * c;
+                let (y, grad_y) = (&y[row.clone()], &mut grad_y[row]);
+                grad_y.fill(T::zero());
+                for l_out in 0..order.degrees {
+                    let at = (order.kernel + l_in * order.degrees + l_out) * w + f * c;
+                    let (kernel, grad_kernel) = (&kernel[at..at + c], &mut grad_kernel[at..at + c]);
+                    let grad = &grad[(first + l_out) * c..][..c];
+                    update(grad_y, kernel, grad, |sum, k, grad| sum + k * grad);
+                    update(grad_kernel, y, grad, |sum, y, grad| sum + y * grad);
+                }
+            }),
+        }
     }
 
-    /// All (focus, kernel entry, input row, output row) of the mixing; rows counted over all focuses.
-    #[inline]
-    fn each_pair(&self, mut f: impl FnMut(usize, usize, usize, usize)) {
+    /// All rows that are mixed: (focus, order, first row of those mixed with it, which of them); rows counted over all
+    /// focuses.
+    #[inline(always)]
+    fn each_row(&self, mut f: impl FnMut(usize, &Order, usize, usize)) {
         for focus in 0..self.focuses {
-            let base = focus * self.rows.len();
             for order in &self.orders {
                 for copy in 0..order.copies {
-                    let start = base + order.start + copy * order.degrees;
-                    for l_in in 0..order.degrees {
-                        for l_out in 0..order.degrees {
-                            f(focus, order.kernel + l_in * order.degrees + l_out, start + l_in, start + l_out);
-                        }
-                    }
+                    let first = focus * self.rows + order.start + copy * order.degrees;
+                    (0..order.degrees).for_each(|l| f(focus, order, first, l));
                 }
             }
         }
@@ -269,7 +290,8 @@ mod tests {
             };
             check_adjoint(&x, forward, |x, grad| {
                 let (mut grad_kernel, mut grad_y) = (vec![0.0; kernel], vec![0.0; stage.len()]);
-                stage.mix_adjoint(&x[..kernel], &x[kernel..], grad, &mut grad_y, &mut grad_kernel);
+                let mut room = vec![0.0; stage.len()];
+                stage.mix_adjoint(&x[..kernel], &x[kernel..], grad, &mut grad_y, &mut grad_kernel, &mut room);
                 [grad_kernel, grad_y].concat()
             });
         });

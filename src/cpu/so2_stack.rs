@@ -1,6 +1,7 @@
 //! `so2_stack`: the gated stack of SO(2)-equivariant layers on a chunk of edges (SPEC 8.2, step 5).
 
-use super::real::{Into, Real, View, activate, activate_with_slope, axpy, matmul, matmul_transposed, sigmoid};
+use super::real::{Into, Real, View, axpy, matmul, sigmoids, update, update_activated, vectorised};
+use super::scratch::Buffer;
 use crate::math::layout::m_major;
 use crate::model::config::Activation;
 use crate::model::parameters::{Matrix, So2Layer};
@@ -15,14 +16,16 @@ pub struct So2Stack<T> {
     /// First row and row count of m = 0, then of each |m| (both signs).
     orders: Vec<(usize, usize)>,
     layers: Vec<So2Layer<T>>,
+    /// The same matrices transposed: a product with them packs its operand without strides.
+    transposed: Vec<So2Layer<T>>,
     activation: Activation,
 }
 
 /// A gated layer's values before the activation, and its opened gates.
-pub struct LayerForward<T> {
-    linear: Vec<T>,
+pub struct LayerForward<T: Real> {
+    linear: Buffer<T>,
     /// `[edge][focus][l - 1][channel]`.
-    gate: Vec<T>,
+    gate: Buffer<T>,
 }
 
 impl<T: Real> So2Stack<T> {
@@ -32,7 +35,16 @@ impl<T: Real> So2Stack<T> {
         (focuses, channels): (usize, usize),
         activation: Activation,
     ) -> Self {
-        let cast = |v: &Vec<Matrix<f64>>| v.iter().map(|m| m.cast(&T::of)).collect::<Vec<_>>();
+        let convert = |matrix: &dyn Fn(&Matrix<f64>) -> Matrix<T>| {
+            let all = |v: &Vec<Matrix<f64>>| v.iter().map(matrix).collect::<Vec<_>>();
+            let layer = |layer: &So2Layer<f64>| So2Layer {
+                m0: all(&layer.m0),
+                m: layer.m.iter().map(all).collect(),
+                gate: layer.gate.as_ref().map(all),
+                gated: layer.gated,
+            };
+            layers.iter().map(layer).collect()
+        };
         let mut start = 0;
         let orders = (0..=m).map(|order| {
             let rows = (l - order + 1) * if order == 0 { 1 } else { 2 };
@@ -45,15 +57,8 @@ impl<T: Real> So2Stack<T> {
             degree: l,
             degrees: m_major(l, m).iter().map(|r| r.0).collect(),
             orders: orders.collect(),
-            layers: layers
-                .iter()
-                .map(|layer| So2Layer {
-                    m0: cast(&layer.m0),
-                    m: layer.m.iter().map(cast).collect(),
-                    gate: layer.gate.as_ref().map(cast),
-                    gated: layer.gated,
-                })
-                .collect(),
+            layers: convert(&|m| m.cast(&T::of)),
+            transposed: convert(&|m| transposed(m).cast(&T::of)),
             activation,
         }
     }
@@ -80,7 +85,7 @@ impl<T: Real> So2Stack<T> {
         let stride = self.edge_len();
         let mut saved = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
-            let mut linear = vec![T::zero(); edges * stride];
+            let mut linear = Buffer::stale(edges * stride);
             for (first, width, weights) in self.each_product(layer) {
                 let input = View { data: &y[first.min(y.len())..], rows: edges, cols: width, stride };
                 let at = first.min(linear.len());
@@ -97,30 +102,35 @@ impl<T: Real> So2Stack<T> {
         saved
     }
 
-    fn gates(&self, layer: &So2Layer<T>, edges: usize, linear: &[T]) -> Vec<T> {
-        let Some(weights) = &layer.gate else { return Vec::new() };
+    fn gates(&self, layer: &So2Layer<T>, edges: usize, linear: &[T]) -> Buffer<T> {
+        let Some(weights) = &layer.gate else { return Buffer::stale(0) };
         let gates = self.degree * self.channels;
-        let mut gate = vec![T::zero(); edges * self.focuses * gates];
+        let mut gate = Buffer::stale(edges * self.focuses * gates);
         for (f, w) in weights.iter().enumerate() {
             let at = (f * self.focus_len()).min(linear.len());
             let scalars = View { data: &linear[at..], rows: edges, cols: self.channels, stride: self.edge_len() };
             let at = (f * gates).min(gate.len());
             matmul(scalars, w.into(), &mut gate[at..], self.focuses * gates, Into::Set);
         }
-        gate.iter_mut().for_each(|g| *g = sigmoid(*g));
+        sigmoids(&mut gate);
         gate
     }
 
     fn add_activated(&self, linear: &[T], gate: &[T], y: &mut [T]) {
+        vectorised!(self.add_activated_rows(linear, gate, y));
+    }
+
+    #[inline(always)]
+    fn add_activated_rows(&self, linear: &[T], gate: &[T], y: &mut [T]) {
         let c = self.channels;
         for (i, (y, z)) in y.chunks_exact_mut(self.focus_len()).zip(linear.chunks_exact(self.focus_len())).enumerate() {
             for (row, &l) in self.degrees.iter().enumerate() {
                 let (y, z) = (&mut y[row * c..(row + 1) * c], &z[row * c..(row + 1) * c]);
                 if l == 0 {
-                    y.iter_mut().zip(z).for_each(|(y, &z)| *y += activate(self.activation, z));
+                    update_activated(self.activation, z, z, y, |y, _, value, _| y + value);
                 } else {
                     let gate = &gate[(i * self.degree + l - 1) * c..][..c];
-                    y.iter_mut().zip(z).zip(gate).for_each(|((y, &z), &g)| *y += z * g);
+                    update(y, z, gate, |y, z, gate| y + z * gate);
                 }
             }
         }
@@ -130,8 +140,8 @@ impl<T: Real> So2Stack<T> {
     pub fn adjoint(&self, edges: usize, saved: &[LayerForward<T>], grad: &mut [T]) {
         let stride = self.edge_len();
         let mut saved = saved.iter().rev();
-        let mut grad_linear = vec![T::zero(); edges * stride];
-        for layer in self.layers.iter().rev() {
+        let mut grad_linear = Buffer::stale(edges * stride);
+        for layer in self.transposed.iter().rev() {
             match saved.next_if_gated(layer.gated) {
                 Some(forward) => self.activation_adjoint(layer, edges, forward, grad, &mut grad_linear),
                 None => grad_linear.copy_from_slice(grad),
@@ -139,7 +149,7 @@ impl<T: Real> So2Stack<T> {
             for (first, width, weights) in self.each_product(layer) {
                 let at = first.min(grad.len());
                 let input = View { data: &grad_linear[at..], rows: edges, cols: width, stride };
-                matmul_transposed(input, weights, &mut grad[at..], stride, Into::Add);
+                matmul(input, weights, &mut grad[at..], stride, Into::Add);
             }
         }
     }
@@ -152,45 +162,59 @@ impl<T: Real> So2Stack<T> {
         grad: &[T],
         grad_linear: &mut [T],
     ) {
+        let mut grad_gate = Buffer::zeros(forward.gate.len());
+        let grad_gate = &mut grad_gate[..];
+        vectorised!(self.activation_adjoint_rows(forward, grad, grad_linear, grad_gate));
         let (c, n) = (self.channels, self.focus_len());
-        let mut grad_gate = vec![T::zero(); forward.gate.len()];
+        let Some(weights) = &layer.gate else { return };
+        grad_gate.iter_mut().zip(&*forward.gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
+        let gates = self.degree * c;
+        for (f, w) in weights.iter().enumerate() {
+            let at = (f * gates).min(grad_gate.len());
+            let input = View { data: &grad_gate[at..], rows: edges, cols: gates, stride: self.focuses * gates };
+            let at = (f * n).min(grad_linear.len());
+            matmul(input, w.into(), &mut grad_linear[at..], self.edge_len(), Into::Add);
+        }
+    }
+
+    #[inline(always)]
+    fn activation_adjoint_rows(
+        &self,
+        forward: &LayerForward<T>,
+        grad: &[T],
+        grad_linear: &mut [T],
+        grad_gate: &mut [T],
+    ) {
+        let (c, n) = (self.channels, self.focus_len());
         for (i, out) in grad_linear.chunks_exact_mut(n).enumerate() {
             let (grad, z) = (&grad[i * n..(i + 1) * n], &forward.linear[i * n..(i + 1) * n]);
             for (row, &l) in self.degrees.iter().enumerate() {
                 let at = row * c..(row + 1) * c;
                 let (out, grad, z) = (&mut out[at.clone()], &grad[at.clone()], &z[at]);
                 if l == 0 {
-                    for ((o, &g), &z) in out.iter_mut().zip(grad).zip(z) {
-                        *o = g * activate_with_slope(self.activation, z).1;
-                    }
+                    update_activated(self.activation, z, grad, out, |_, grad, _, slope| grad * slope);
                 } else {
                     let at = (i * self.degree + l - 1) * c..(i * self.degree + l) * c;
-                    let gates = forward.gate[at.clone()].iter().zip(&mut grad_gate[at]);
-                    for (((o, &g), &z), (&gate, grad_gate)) in out.iter_mut().zip(grad).zip(z).zip(gates) {
-                        *o = g * gate;
-                        *grad_gate += g * z;
-                    }
+                    let (gate, grad_gate) = (&forward.gate[at.clone()], &mut grad_gate[at]);
+                    update(out, grad, gate, |_, grad, gate| grad * gate);
+                    update(grad_gate, grad, z, |sum, grad, z| sum + grad * z);
                 }
             }
-        }
-        let Some(weights) = &layer.gate else { return };
-        grad_gate.iter_mut().zip(&forward.gate).for_each(|(d, &g)| *d *= g * (T::one() - g));
-        let gates = self.degree * c;
-        for (f, w) in weights.iter().enumerate() {
-            let at = (f * gates).min(grad_gate.len());
-            let input = View { data: &grad_gate[at..], rows: edges, cols: gates, stride: self.focuses * gates };
-            let at = (f * n).min(grad_linear.len());
-            matmul_transposed(input, w.into(), &mut grad_linear[at..], self.edge_len(), Into::Add);
         }
     }
 }
 
+fn transposed(m: &Matrix<f64>) -> Matrix<f64> {
+    let data = (0..m.cols).flat_map(|j| (0..m.rows).map(move |i| m.data[i * m.cols + j])).collect();
+    Matrix { rows: m.cols, cols: m.rows, data }
+}
+
 /// Saved values exist for gated layers only.
-trait NextIfGated<'a, T: 'a> {
+trait NextIfGated<'a, T: Real> {
     fn next_if_gated(&mut self, gated: bool) -> Option<&'a LayerForward<T>>;
 }
 
-impl<'a, T: 'a, I: Iterator<Item = &'a LayerForward<T>>> NextIfGated<'a, T> for I {
+impl<'a, T: Real, I: Iterator<Item = &'a LayerForward<T>>> NextIfGated<'a, T> for I {
     fn next_if_gated(&mut self, gated: bool) -> Option<&'a LayerForward<T>> {
         if gated { self.next() } else { None }
     }

@@ -21,11 +21,11 @@ pub struct Stages {
 pub fn stages(model: &Model, graph: &Graph) -> Stages {
     let engine = CpuEngine::<f64>::new(model);
     let step = Step::new(&engine, graph);
-    let radial = engine.radial.forward(step.geometry.distance.iter().copied(), false);
+    let radial = engine.radial.forward(&step.basis, 0..graph.n_edges());
     let mut states = vec![step.start().0];
     for b in 0..engine.blocks.len() {
         let next = step.block(b, &states[b]).2;
         states.push(next);
     }
-    Stages { geometry: step.geometry, radial_basis: radial.rbf, radial_hidden: radial.hidden, states }
+    Stages { geometry: step.geometry, radial_basis: radial.rbf.to_vec(), radial_hidden: radial.hidden.to_vec(), states }
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `attention`: logits, softmax with null mass, rotation back and aggregation, output gates (SPEC 8.2 b).
-// -DKERNEL_STRIDE, -DMIXING: values of an edge's radial kernel, and how many of them come before the logits.
-// -DCOMPETE: 1 with a focus competition. -DATTEND: 0 without attention (weights n_dst w_e).
+// Stage `attention`: logits, softmax with null mass, rotation back and aggregation, output gates (SPEC 8.2
+// b). -DKERNEL_STRIDE, -DMIXING: values of an edge's radial kernel, and how many of them come before the
+// logits. -DCOMPETE: 1 with a focus competition. -DATTEND: 0 without attention (weights n_dst w_e).
 #include "message.cuh"
 #include "torque.cuh"
 
-/// Attention weights before the softmax, alpha[e][COLUMNS]: one warp an edge of the chunk first .. first + count.
+/// Attention weights before the softmax, alpha[e][COLUMNS]: one warp an edge of the chunk first .. first +
+/// count.
 extern "C" __global__ void attention_logits(i64 first, i64 count, const u32* __restrict__ src,
                                             const u32* __restrict__ dst, const real* __restrict__ kernels,
                                             const real* __restrict__ query, const real* __restrict__ key,
@@ -23,14 +24,16 @@ extern "C" __global__ void attention_logits(i64 first, i64 count, const u32* __r
         sum = real_fma(q[column * PER_HEAD + c], s[column * PER_HEAD + c], sum);
       }
       sum = warp_sum(sum);
-      if (lane_index() == 0) alpha[e * COLUMNS + column] = kernels[k * KERNEL_STRIDE + MIXING + column] + scale * sum;
+      if (lane_index() == 0)
+        alpha[e * COLUMNS + column] = kernels[k * KERNEL_STRIDE + MIXING + column] + scale * sum;
     }
   }
 }
 
 /// Softmax of each (atom, column) over the atom's edges, in place; one warp each, in double.
 extern "C" __global__ void attention_softmax(i64 atom0, i64 atoms, const i64* __restrict__ dst_start,
-                                             const double* __restrict__ weight, const double* __restrict__ normaliser,
+                                             const double* __restrict__ weight,
+                                             const double* __restrict__ normaliser,
                                              const double* __restrict__ null_mass, real* __restrict__ alpha) {
   const i64 step = grid_threads() / 32;
   for (i64 t = grid_thread() / 32; t < atoms * COLUMNS; t += step) {
@@ -71,11 +74,12 @@ constexpr int WARPS_W = (WIDTH + 31) / 32;
 constexpr int GROUPS = WARPS_W > 8 ? 1 : 8 / WARPS_W;
 constexpr int THREADS = WARPS_W * GROUPS * 32;
 
-/// One block an atom of [atom0, atom0 + grid): out[(l,m)][atom][W] = sum over its edges of alpha share D^T (back y).
-/// y, records, share belong to the chunk whose first edge is `first`.
+/// One block an atom of [atom0, atom0 + grid): out[(l,m)][atom][W] = sum over its edges of alpha share D^T
+/// (back y). y, records, share belong to the chunk whose first edge is `first`.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_aggregate(i64 first, i64 atom0, const i64* __restrict__ dst_start, const real* __restrict__ records,
-                        const real* __restrict__ y, const real* __restrict__ alpha, const real* __restrict__ share,
+    attention_aggregate(i64 first, i64 atom0, const i64* __restrict__ dst_start,
+                        const real* __restrict__ records, const real* __restrict__ y,
+                        const real* __restrict__ alpha, const real* __restrict__ share,
                         real* __restrict__ out, i64 plane) {
   __shared__ real total[WARPS_W * 32];
   const i64 atom = atom0 + blockIdx.x;
@@ -105,15 +109,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 }
 
-/// The same edge from its destination back to the end of the stack; one warp an edge of the chunk `list[first ..]`.
-/// grad_y, grad_share, the logit part of grad_kernels and grad_weight are set, torque[first + k] is added to.
+/// The same edge from its destination back to the end of the stack; one warp an edge of the chunk `list[first
+/// ..]`. grad_y, grad_share, the logit part of grad_kernels and grad_weight are set, torque[first + k] is
+/// added to.
 extern "C" __global__ void __launch_bounds__(128)
     attention_adjoint(const u32* __restrict__ list, i64 first, i64 count, const u32* __restrict__ dst,
                       const double* __restrict__ weight, const double* __restrict__ normaliser,
-                      const real* __restrict__ records, const real* __restrict__ y, const real* __restrict__ alpha,
-                      const real* __restrict__ share, const real* __restrict__ grad_out,
-                      const real* __restrict__ along, i64 plane, real* __restrict__ grad_y,
-                      real* __restrict__ grad_share, real* __restrict__ grad_kernels, double* __restrict__ grad_weight,
+                      const real* __restrict__ records, const real* __restrict__ y,
+                      const real* __restrict__ alpha, const real* __restrict__ share,
+                      const real* __restrict__ grad_out, const real* __restrict__ along, i64 plane,
+                      real* __restrict__ grad_y, real* __restrict__ grad_share,
+                      real* __restrict__ grad_kernels, double* __restrict__ grad_weight,
                       double* __restrict__ torque) {
   __shared__ real products[4][WIDTH];
   const int warp = warp_index();
@@ -187,11 +193,13 @@ extern "C" __global__ void attention_keep_logits(i64 first, i64 count, const rea
   }
 }
 
-/// grad[node][W] = scale sum_e grad_logit_e other[partner_e], one thread a (node, channel). By source (keys): entries
-/// and places coincide, partners are destinations; by destination (queries): place = source_place[e].
+/// grad[node][W] = scale sum_e grad_logit_e other[partner_e], one thread a (node, channel). By source (keys):
+/// entries and places coincide, partners are destinations; by destination (queries): place = source_place[e].
 extern "C" __global__ void attention_heads_adjoint(i64 nodes, const i64* __restrict__ start,
-                                                   const u32* __restrict__ list, const u32* __restrict__ place,
-                                                   const u32* __restrict__ partner, const real* __restrict__ logits,
+                                                   const u32* __restrict__ list,
+                                                   const u32* __restrict__ place,
+                                                   const u32* __restrict__ partner,
+                                                   const real* __restrict__ logits,
                                                    const real* __restrict__ other, real* __restrict__ grad) {
   const real scale = static_cast<real>(1.0 / sqrt(static_cast<double>(PER_HEAD)));
   for (i64 i = grid_thread(); i < nodes * WIDTH; i += grid_threads()) {
@@ -200,7 +208,8 @@ extern "C" __global__ void attention_heads_adjoint(i64 nodes, const i64* __restr
     real sum = real(0);
     for (i64 k = start[node]; k < start[node + 1]; ++k) {
       const i64 e = list ? list[k] : k, at = place ? place[k] : k;
-      sum = real_fma(logits[at * COLUMNS + w / PER_HEAD], other[static_cast<i64>(partner[e]) * WIDTH + w], sum);
+      sum =
+          real_fma(logits[at * COLUMNS + w / PER_HEAD], other[static_cast<i64>(partner[e]) * WIDTH + w], sum);
     }
     grad[i] = scale * sum;
   }
@@ -214,7 +223,8 @@ extern "C" __global__ void attention_gates(real* __restrict__ gate, i64 values) 
 }
 /// out[(l,m)][node][W] = gate[node][COLUMNS] rows; without gates a copy.
 extern "C" __global__ void attention_apply_gates(const real* __restrict__ gate, const real* __restrict__ rows,
-                                                 real* __restrict__ out, i64 plane, i64 out_plane, i64 nodes) {
+                                                 real* __restrict__ out, i64 plane, i64 out_plane,
+                                                 i64 nodes) {
   for (i64 i = grid_thread(); i < nodes * WIDTH; i += grid_threads()) {
     const real g = gate ? gate[(i / WIDTH) * COLUMNS + (i % WIDTH) / PER_HEAD] : real(1);
     for (int row = 0; row < PACKED; ++row) out[row * out_plane + i] = g * rows[row * plane + i];
@@ -237,7 +247,8 @@ extern "C" __global__ void attention_head_sums(const real* __restrict__ a, const
 }
 
 /// grad of the gates before their sigmoid, in place.
-extern "C" __global__ void attention_gates_adjoint(const real* __restrict__ gate, real* __restrict__ grad, i64 values) {
+extern "C" __global__ void attention_gates_adjoint(const real* __restrict__ gate, real* __restrict__ grad,
+                                                   i64 values) {
   for (i64 i = grid_thread(); i < values; i += grid_threads()) grad[i] *= gate[i] * (real(1) - gate[i]);
 }
 

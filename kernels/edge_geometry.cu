@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `edge_geometry`: distance, direction and envelope of every edge, and each atom's normaliser (SPEC section 3).
+// Stage `edge_geometry`: distance, direction and envelope of every edge, and each atom's normaliser (SPEC
+// section 3).
 #include "envelope.cuh"
 
 /// vec[n_edges][3] in Å -> distance, direction, weight and its slope, all in f64. Any one-dimensional grid.
@@ -20,8 +21,9 @@ extern "C" __global__ void edge_geometry(const double* __restrict__ vec, double*
 }
 
 /// normaliser[i] = 1 / sqrt(sum w^2 + floor) over the edges that arrive at atom i. One thread an atom.
-extern "C" __global__ void node_normaliser(const i64* __restrict__ dst_start, const double* __restrict__ weight,
-                                           double* __restrict__ normaliser, double floor, i64 n_owned) {
+extern "C" __global__ void node_normaliser(const i64* __restrict__ dst_start,
+                                           const double* __restrict__ weight, double* __restrict__ normaliser,
+                                           double floor, i64 n_owned) {
   for (i64 i = grid_thread(); i < n_owned; i += grid_threads()) {
     double sum = 0.0;
     for (i64 e = dst_start[i]; e < dst_start[i + 1]; ++e) sum += weight[e] * weight[e];

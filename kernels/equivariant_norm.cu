@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `equivariant_norm` (SPEC 8.1) and the scalar RMS norm. Nodes in `[row][node][channel]` order, `plane` values
-// from row to row. -DLMAX, -DCHANNELS. One warp a node.
+// Stage `equivariant_norm` (SPEC 8.1) and the scalar RMS norm. Nodes in `[row][node][channel]` order, `plane`
+// values from row to row. -DLMAX, -DCHANNELS. One warp a node.
 #include "common.cuh"
 
 constexpr int ROWS = (LMAX + 1) * (LMAX + 1);
@@ -32,8 +32,8 @@ DEVFN void statistics(const real* __restrict__ x, i64 plane, real eps, real* mea
 
 /// out <- norm(x), or out += norm(x). scale[LMAX + 1][CHANNELS], bias[CHANNELS].
 extern "C" __global__ void equivariant_norm(const real* __restrict__ x, const real* __restrict__ scale,
-                                            const real* __restrict__ bias, real* __restrict__ out, i64 x_plane,
-                                            i64 out_plane, real eps, int add, i64 nodes) {
+                                            const real* __restrict__ bias, real* __restrict__ out,
+                                            i64 x_plane, i64 out_plane, real eps, int add, i64 nodes) {
   const i64 step = grid_threads() / 32;
   for (i64 node = grid_thread() / 32; node < nodes; node += step) {
     const real* in = x + node * CHANNELS;
@@ -53,10 +53,11 @@ extern "C" __global__ void equivariant_norm(const real* __restrict__ x, const re
 }
 
 /// grad_x <- adjoint(grad), or grad_x += adjoint(grad); x as in the forward pass.
-extern "C" __global__ void equivariant_norm_adjoint(const real* __restrict__ x, const real* __restrict__ scale,
+extern "C" __global__ void equivariant_norm_adjoint(const real* __restrict__ x,
+                                                    const real* __restrict__ scale,
                                                     const real* __restrict__ grad, real* __restrict__ grad_x,
-                                                    i64 x_plane, i64 grad_plane, i64 out_plane, real eps, int add,
-                                                    i64 nodes) {
+                                                    i64 x_plane, i64 grad_plane, i64 out_plane, real eps,
+                                                    int add, i64 nodes) {
   const i64 step = grid_threads() / 32;
   for (i64 node = grid_thread() / 32; node < nodes; node += step) {
     const real* in = x + node * CHANNELS;
@@ -83,8 +84,8 @@ extern "C" __global__ void equivariant_norm_adjoint(const real* __restrict__ x, 
       const real weight = real(1.0 / ((2 * l + 1) * (LMAX + 1) * CHANNELS));
       for (int c = lane_index(); c < CHANNELS; c += 32) {
         const real centred = in[row * x_plane + c] - (row == 0 ? mean : real(0));
-        const real value = g[row * grad_plane + c] * scale[l * CHANNELS + c] * inverse - pull * weight * centred -
-                           (row == 0 ? scalar : real(0));
+        const real value = g[row * grad_plane + c] * scale[l * CHANNELS + c] * inverse -
+                           pull * weight * centred - (row == 0 ? scalar : real(0));
         real* o = to + row * out_plane + c;
         *o = add ? *o + value : value;
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `ffn` without a grid: the gated activation on packed rows (SPEC 8.3, 9), and the gated linear unit of the
-// fitting net (SPEC 16). -DLMAX, -DHIDDEN_WIDTH (H), -DGLU, -DACTIVATION.
+// Stage `ffn` without a grid: the gated activation on packed rows (SPEC 8.3, 9), and the gated linear unit of
+// the fitting net (SPEC 16). -DLMAX, -DHIDDEN_WIDTH (H), -DGLU, -DACTIVATION.
 #include "common.cuh"
 
 constexpr int PACKED = (LMAX + 1) * (LMAX + 1);

@@ -13,8 +13,9 @@ extern "C" __global__ void fitting_gate(real* __restrict__ hidden, const real* _
     out[i] = value * activate<ACTIVATION>(gate);
   }
 }
-extern "C" __global__ void fitting_gate_adjoint(const real* __restrict__ hidden, const real* __restrict__ grad,
-                                                real* __restrict__ grad_hidden, int n, i64 nodes) {
+extern "C" __global__ void fitting_gate_adjoint(const real* __restrict__ hidden,
+                                                const real* __restrict__ grad, real* __restrict__ grad_hidden,
+                                                int n, i64 nodes) {
   for (i64 i = grid_thread(); i < nodes * n; i += grid_threads()) {
     const i64 at = (i / n) * 2 * n + i % n;
     const real value = hidden[at], gate = hidden[at + n];
@@ -26,7 +27,8 @@ extern "C" __global__ void fitting_gate_adjoint(const real* __restrict__ hidden,
 /// energy[node] in eV, f64, and grad[node][n] = dE/dh; type -1 has neither. One warp a node.
 extern "C" __global__ void fitting_energy(const real* __restrict__ h, const real* __restrict__ output,
                                           const double* __restrict__ shift, const int* __restrict__ node_type,
-                                          double* __restrict__ energy, real* __restrict__ grad, int n, i64 nodes) {
+                                          double* __restrict__ energy, real* __restrict__ grad, int n,
+                                          i64 nodes) {
   const i64 step = grid_threads() / 32;
   for (i64 node = grid_thread() / 32; node < nodes; node += step) {
     const int kind = node_type[node];

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `focus_competition`: softmax between the focuses of an edge, from the captured scalars (SPEC 8.2, step 6).
-// -DNORM: 1 with an RMS norm. weight[CHANNELS][FOCUSES], scale[FOCUSES][CHANNELS].
+// Stage `focus_competition`: softmax between the focuses of an edge, from the captured scalars (SPEC 8.2,
+// step 6). -DNORM: 1 with an RMS norm. weight[CHANNELS][FOCUSES], scale[FOCUSES][CHANNELS].
 #include "message.cuh"
 
 /// Softmax of one edge in every lane, and the norms' inverse roots.
-DEVFN void compete(const real* __restrict__ v, const real* __restrict__ scale, const real* __restrict__ weight,
-                   real eps, real* soft, real* inverse) {
+DEVFN void compete(const real* __restrict__ v, const real* __restrict__ scale,
+                   const real* __restrict__ weight, real eps, real* soft, real* inverse) {
   real top = real(0);
   UNROLL for (int f = 0; f < FOCUSES; ++f) {
     real square = real(0), logit = real(0);
@@ -27,9 +27,10 @@ DEVFN void compete(const real* __restrict__ v, const real* __restrict__ scale, c
 }
 
 /// share[k][FOCUSES] from captured[k][W]. One warp an edge.
-extern "C" __global__ void focus_competition_forward(const real* __restrict__ captured, const real* __restrict__ scale,
-                                                     const real* __restrict__ weight, real* __restrict__ share,
-                                                     real eps, i64 count) {
+extern "C" __global__ void focus_competition_forward(const real* __restrict__ captured,
+                                                     const real* __restrict__ scale,
+                                                     const real* __restrict__ weight,
+                                                     real* __restrict__ share, real eps, i64 count) {
   const i64 step = grid_threads() / 32;
   for (i64 k = grid_thread() / 32; k < count; k += step) {
     real soft[FOCUSES], inverse[FOCUSES];
@@ -41,7 +42,8 @@ extern "C" __global__ void focus_competition_forward(const real* __restrict__ ca
 }
 
 /// grad_captured[k][W] from grad_share[k][FOCUSES].
-extern "C" __global__ void focus_competition_adjoint(const real* __restrict__ captured, const real* __restrict__ scale,
+extern "C" __global__ void focus_competition_adjoint(const real* __restrict__ captured,
+                                                     const real* __restrict__ scale,
                                                      const real* __restrict__ weight,
                                                      const real* __restrict__ grad_share,
                                                      real* __restrict__ grad_captured, real eps, i64 count) {

@@ -3,11 +3,11 @@
 #include "common.cuh"
 
 /// gradient[e][3] = dE/dvec_e, eV/Å, from slope along the edge and torque, by destination and by source.
-extern "C" __global__ void edge_gradient(const double* __restrict__ radial_dst, const double* __restrict__ torque_dst,
-                                         const double* __restrict__ radial_src, const double* __restrict__ torque_src,
-                                         const u32* __restrict__ source_place, const double* __restrict__ direction,
-                                         const double* __restrict__ distance, double* __restrict__ gradient,
-                                         i64 n_edges) {
+extern "C" __global__ void edge_gradient(
+    const double* __restrict__ radial_dst, const double* __restrict__ torque_dst,
+    const double* __restrict__ radial_src, const double* __restrict__ torque_src,
+    const u32* __restrict__ source_place, const double* __restrict__ direction,
+    const double* __restrict__ distance, double* __restrict__ gradient, i64 n_edges) {
   for (i64 e = grid_thread(); e < n_edges; e += grid_threads()) {
     const i64 p = source_place[e];
     const double radial = radial_dst[e] + radial_src[p], inverse = 1.0 / distance[e];
@@ -40,8 +40,8 @@ extern "C" __global__ void node_force(const double* __restrict__ gradient, const
   }
 }
 
-/// arrived[atom][9] = -sum g_a vec_b over the edges that arrive; virial[node][9] (if not null) half of them plus half
-/// of those that leave. One thread a (node, component).
+/// arrived[atom][9] = -sum g_a vec_b over the edges that arrive; virial[node][9] (if not null) half of them
+/// plus half of those that leave. One thread a (node, component).
 extern "C" __global__ void node_virial(const double* __restrict__ gradient, const double* __restrict__ vec,
                                        const i64* __restrict__ dst_start, const i64* __restrict__ src_start,
                                        const u32* __restrict__ src_edges, double* __restrict__ arrived,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `grid_product`: products on SO(3) and S2 grids between the projections (SPEC 10). The third angle of a grid is
-// kept as trigonometric components [1, cos g, sin g, cos 2g, ...] and multiplied as such.
+// Stage `grid_product`: products on SO(3) and S2 grids between the projections (SPEC 10). The third angle of
+// a grid is kept as trigonometric components [1, cos g, sin g, cos 2g, ...] and multiplied as such.
 //
 // -DFRAMES = 2K + 1, -DLMAX, -DCHANNELS (C'), -DBRANCHES (1: no router), -DFOCUSES (rows are (node, focus)).
 // Grid functions [component][point][row][width], coefficients [frame][(l,m)][row][C'].
@@ -61,8 +61,8 @@ extern "C" __global__ void grid_multiply(const real* __restrict__ left, const re
 
 /// Gradients of left and right (in place of them) from grad[component][point][row][GRID_CHANNELS].
 extern "C" __global__ void grid_multiply_adjoint(real* __restrict__ left, real* __restrict__ right,
-                                                 const real* __restrict__ route, const real* __restrict__ grad,
-                                                 int points, i64 rows) {
+                                                 const real* __restrict__ route,
+                                                 const real* __restrict__ grad, int points, i64 rows) {
   const i64 total = points * rows * GRID_CHANNELS, plane_in = points * rows * GRID_WIDTH;
   for (i64 i = grid_thread(); i < total; i += grid_threads()) {
     const i64 point_row = i / GRID_CHANNELS, row = point_row % rows;
@@ -90,8 +90,8 @@ extern "C" __global__ void grid_multiply_adjoint(real* __restrict__ left, real* 
   }
 }
 
-/// grad_route[row][BRANCHES] = sum over points and channels of grad left right; one warp a (row, branch). Runs before
-/// grid_multiply_adjoint.
+/// grad_route[row][BRANCHES] = sum over points and channels of grad left right; one warp a (row, branch).
+/// Runs before grid_multiply_adjoint.
 extern "C" __global__ void grid_route_gradient(const real* __restrict__ left, const real* __restrict__ right,
                                                const real* __restrict__ grad, real* __restrict__ grad_route,
                                                int points, i64 rows) {
@@ -129,7 +129,8 @@ extern "C" __global__ void grid_route(real* __restrict__ route, i64 rows) {
   }
 }
 /// Gradient before the softmax, in place of `grad`.
-extern "C" __global__ void grid_route_adjoint(const real* __restrict__ route, real* __restrict__ grad, i64 rows) {
+extern "C" __global__ void grid_route_adjoint(const real* __restrict__ route, real* __restrict__ grad,
+                                              i64 rows) {
   for (i64 row = grid_thread(); row < rows; row += grid_threads()) {
     real mean = real(0);
     for (int b = 0; b < BRANCHES; ++b) mean += route[row * BRANCHES + b] * grad[row * BRANCHES + b];
@@ -145,9 +146,11 @@ DEVFN int frame_first(int frame) {
   return k * k;
 }
 
-/// gate[row][C'] becomes its sigmoid; out = gate before, plus silu(a) b on row 0 of frame 0 with scalars [row][a, b].
+/// gate[row][C'] becomes its sigmoid; out = gate before, plus silu(a) b on row 0 of frame 0 with scalars
+/// [row][a, b].
 extern "C" __global__ void grid_scalar_forward(const real* __restrict__ before, real* __restrict__ gate,
-                                               const real* __restrict__ scalars, real* __restrict__ out, i64 rows) {
+                                               const real* __restrict__ scalars, real* __restrict__ out,
+                                               i64 rows) {
   const i64 plane = rows * CHANNELS;
   for (i64 i = grid_thread(); i < plane; i += grid_threads()) {
     const real g = sigmoid(gate[i]);
@@ -194,8 +197,9 @@ extern "C" __global__ void grid_pack_scalars(const real* __restrict__ message, c
   }
 }
 /// And back: added to both gradients.
-extern "C" __global__ void grid_unpack_scalars(const real* __restrict__ grad_scalars, real* __restrict__ message,
-                                               real* __restrict__ node, i64 rows) {
+extern "C" __global__ void grid_unpack_scalars(const real* __restrict__ grad_scalars,
+                                               real* __restrict__ message, real* __restrict__ node,
+                                               i64 rows) {
   for (i64 i = grid_thread(); i < rows * CHANNELS; i += grid_threads()) {
     const i64 at = (i / CHANNELS) * 2 * CHANNELS + i % CHANNELS;
     message[i] += grad_scalars[at];

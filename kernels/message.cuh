@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Shapes of one block's edge features. -DLMAX (L), -DMMAX (M), -DFOCUSES, -DCHANNELS (of a focus), -DHEADS.
 //
-// Edge-frame features of an edge: [focus][row][channel], rows in m-major order (SPEC 0): m = 0 with l = 0..L, then for
-// every m the -m rows l = m..L and the +m rows.
+// Edge-frame features of an edge: [focus][row][channel], rows in m-major order (SPEC 0): m = 0 with l = 0..L,
+// then for every m the -m rows l = m..L and the +m rows.
 #pragma once
 #include "common.cuh"
 
@@ -73,4 +73,6 @@ DEVFN void rotate_transposed(const real* __restrict__ record, const real* y, rea
 }
 
 /// Edge number of place k of a chunk: from a list or consecutive.
-DEVFN i64 edge_at(const u32* __restrict__ list, i64 first, i64 k) { return list ? static_cast<i64>(list[first + k]) : first + k; }
+DEVFN i64 edge_at(const u32* __restrict__ list, i64 first, i64 k) {
+  return list ? static_cast<i64>(list[first + k]) : first + k;
+}

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `node_linear`, and every other matrix product: groups of products C <- A B (or C += A B) in one launch.
+// Stage `node_linear`, and every other matrix product: groups of products C <- A B (or C += A B) in one
+// launch.
 //
-// A job is one block of C; its value is the sum over its segments (frames of a contraction, blocks of a product along
-// K), always in the same order. Offsets are (fixed part) + (row part) * (plane given at launch), so that one table
-// serves any number of atoms and edges: with nodes in `[row][node][channel]` order a plane is one row of all nodes.
+// A job is one block of C; its value is the sum over its segments (frames of a contraction, blocks of a
+// product along K), always in the same order. Offsets are (fixed part) + (row part) * (plane given at
+// launch), so that one table serves any number of atoms and edges: with nodes in `[row][node][channel]` order
+// a plane is one row of all nodes.
 #include "common.cuh"
 
 struct Job {
@@ -17,8 +19,8 @@ struct Segment {
 };
 
 constexpr int TILE_M = 128, TILE_N = 64, TILE_K = 16, THREADS = 128;
-/// A thread's block of C: 8 rows in two groups of four 64 apart, 8 columns in two groups of four 32 apart, so that
-/// neighbouring threads read neighbouring groups of shared memory.
+/// A thread's block of C: 8 rows in two groups of four 64 apart, 8 columns in two groups of four 32 apart, so
+/// that neighbouring threads read neighbouring groups of shared memory.
 constexpr int ROWS = 8, COLUMNS = 8;
 
 /// Four neighbouring values of a row of `count`, zeros beyond it; `whole`: the address allows one load.
@@ -40,8 +42,9 @@ DEVFN bool aligned(const real* p, int stride) {
 /// Grid: (tiles of M, tiles of N, jobs).
 extern "C" __global__ void __launch_bounds__(THREADS)
     grouped_product(const real* __restrict__ a, const real* __restrict__ b, real* __restrict__ c,
-                    const Job* __restrict__ jobs, const Segment* __restrict__ segments, i64 a_plane, i64 b_plane,
-                    i64 c_plane, int m_arg, int n_arg, int lda_arg, int ldb_arg, int ldc_arg, int add) {
+                    const Job* __restrict__ jobs, const Segment* __restrict__ segments, i64 a_plane,
+                    i64 b_plane, i64 c_plane, int m_arg, int n_arg, int lda_arg, int ldb_arg, int ldc_arg,
+                    int add) {
   __shared__ __align__(16) real tile_a[TILE_K][TILE_M + 4];
   __shared__ __align__(16) real tile_b[TILE_K][TILE_N + 4];
   const Job job = jobs[blockIdx.z];
@@ -50,9 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   if (row0 >= m || col0 >= n) return;
   const int thread = static_cast<int>(threadIdx.x), tx = thread % 8, ty = thread / 8;
   real sum[ROWS][COLUMNS];
-  UNROLL for (int i = 0; i < ROWS; ++i) {
-    UNROLL for (int j = 0; j < COLUMNS; ++j) sum[i][j] = real(0);
-  }
+  UNROLL for (int i = 0; i < ROWS; ++i) { UNROLL for (int j = 0; j < COLUMNS; ++j) sum[i][j] = real(0); }
   // The next tiles travel to registers while the present ones are multiplied; their place is (segment, k).
   real4 next_a[4], next_b[2];
   int segment = 0, k0 = 0;
@@ -126,8 +127,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 /// y[row][..] = x[row][..] (add: +=) for `rows` rows of `count` values, `plane` values from row to row.
-extern "C" __global__ void copy_rows(const real* __restrict__ x, real* __restrict__ y, i64 x_plane, i64 y_plane,
-                                     int rows, i64 count, int add) {
+extern "C" __global__ void copy_rows(const real* __restrict__ x, real* __restrict__ y, i64 x_plane,
+                                     i64 y_plane, int rows, i64 count, int add) {
   for (i64 i = grid_thread(); i < count; i += grid_threads()) {
     for (int row = 0; row < rows; ++row) {
       real* out = y + row * y_plane + i;

@@ -39,7 +39,8 @@ DEVFN void multiply(const real* x, const real* __restrict__ w, int in, int out, 
 }
 
 /// Basis, hidden radial layer and both hidden layers of the seed. Returns the hidden radial layer.
-DEVFN const real* seed_hidden(SeedScratch& s, const SeedWeights& w, double r, RadialShape shape, int src, int dst) {
+DEVFN const real* seed_hidden(SeedScratch& s, const SeedWeights& w, double r, RadialShape shape, int src,
+                              int dst) {
   radial_basis(s.radial, w.frequencies, r, shape);
   const real* hidden = radial_hidden(s.radial, w.hidden);
   multiply(s.radial.basis, w.rbf, N_RADIAL, SEED_RADIAL, s.first);
@@ -73,8 +74,9 @@ extern "C" __global__ void start_zonal(i64 first, i64 count, const double* __res
       double before = 0.0, value = top;
       for (int l = m; l <= LMAX; ++l) {
         if (l > m) {
-          const double next = ((2 * l - 1) * n.z * value - sqrt(static_cast<double>((l - 1) * (l - 1) - m * m)) * before) /
-                              sqrt(static_cast<double>(l * l - m * m));
+          const double next =
+              ((2 * l - 1) * n.z * value - sqrt(static_cast<double>((l - 1) * (l - 1) - m * m)) * before) /
+              sqrt(static_cast<double>(l * l - m * m));
           before = value;
           value = next;
         }
@@ -89,14 +91,15 @@ extern "C" __global__ void start_zonal(i64 first, i64 count, const double* __res
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     start_edges(i64 first, i64 count, const double* __restrict__ distance, const double* __restrict__ weight,
                 const u32* __restrict__ src, const u32* __restrict__ dst, const int* __restrict__ node_type,
-                const SeedWeights w, real* __restrict__ g, real* __restrict__ rho, double rcut, int exponent) {
+                const SeedWeights w, real* __restrict__ g, real* __restrict__ rho, double rcut,
+                int exponent) {
   __shared__ SeedScratch scratch[WARPS];
   SeedScratch& s = scratch[warp_index()];
   const i64 step = grid_threads() / 32;
   for (i64 k = grid_thread() / 32; k < count; k += step) {
     const i64 e = first + k;
-    const real* hidden =
-        seed_hidden(s, w, distance[e], {rcut, exponent}, max(node_type[src[e]], 0), max(node_type[dst[e]], 0));
+    const real* hidden = seed_hidden(s, w, distance[e], {rcut, exponent}, max(node_type[src[e]], 0),
+                                     max(node_type[dst[e]], 0));
     multiply(s.second_active, w.second, SEED_HIDDEN, EMBED, g + k * EMBED);
     const real factor = WEIGHTED ? static_cast<real>(weight[e]) : real(1);
     for (int j = lane_index(); j < RHO; j += 32) {
@@ -115,14 +118,14 @@ DEVFN double coordinate(int a, i64 e, const double* __restrict__ weight, const d
   return a == 0 ? s : s * direction[3 * e + a - 1];
 }
 
-/// One block an atom of [atom0, atom0 + grid): environment matrix[atom][4][EMBED] and x[(l,m)][atom][C], l >= 1, both
-/// times the normaliser; each thread sums its values over the atom's edges.
+/// One block an atom of [atom0, atom0 + grid): environment matrix[atom][4][EMBED] and x[(l,m)][atom][C], l >=
+/// 1, both times the normaliser; each thread sums its values over the atom's edges.
 extern "C" __global__ void start_sums(i64 first, i64 atom0, const i64* __restrict__ dst_start,
-                                      const double* __restrict__ distance, const double* __restrict__ direction,
-                                      const double* __restrict__ weight, const double* __restrict__ normaliser,
-                                      const real* __restrict__ g, const real* __restrict__ rho,
-                                      const real* __restrict__ zonal, real* __restrict__ matrix,
-                                      real* __restrict__ x, i64 plane) {
+                                      const double* __restrict__ distance,
+                                      const double* __restrict__ direction, const double* __restrict__ weight,
+                                      const double* __restrict__ normaliser, const real* __restrict__ g,
+                                      const real* __restrict__ rho, const real* __restrict__ zonal,
+                                      real* __restrict__ matrix, real* __restrict__ x, i64 plane) {
   const i64 atom = atom0 + blockIdx.x;
   const i64 begin = dst_start[atom], end = dst_start[atom + 1];
   const real n = static_cast<real>(normaliser[atom]);
@@ -157,7 +160,8 @@ extern "C" __global__ void film_quadratic(const real* __restrict__ matrix, real*
     b[i] = sum;
   }
 }
-extern "C" __global__ void film_quadratic_adjoint(const real* __restrict__ matrix, const real* __restrict__ grad_b,
+extern "C" __global__ void film_quadratic_adjoint(const real* __restrict__ matrix,
+                                                  const real* __restrict__ grad_b,
                                                   real* __restrict__ grad_matrix, i64 atoms) {
   for (i64 i = grid_thread(); i < atoms * MATRIX; i += grid_threads()) {
     const int j = static_cast<int>(i % EMBED);
@@ -172,7 +176,8 @@ extern "C" __global__ void film_quadratic_adjoint(const real* __restrict__ matri
   }
 }
 
-/// x[0][atom][C] = t (1 + s0 tanh u0) + s1 tanh u1 from the film logits (normed where there is a norm) [atom][2][C].
+/// x[0][atom][C] = t (1 + s0 tanh u0) + s1 tanh u1 from the film logits (normed where there is a norm)
+/// [atom][2][C].
 extern "C" __global__ void film_apply(const real* __restrict__ u, const int* __restrict__ node_type,
                                       const real* __restrict__ type_embedding, real strength_scale,
                                       real strength_shift, real* __restrict__ x, i64 atoms) {
@@ -196,8 +201,9 @@ extern "C" __global__ void film_apply_adjoint(const real* __restrict__ u, const 
   }
 }
 /// x[0][atom][C] = t: without an environment seed.
-extern "C" __global__ void start_types(const int* __restrict__ node_type, const real* __restrict__ type_embedding,
-                                       real* __restrict__ x, i64 atoms) {
+extern "C" __global__ void start_types(const int* __restrict__ node_type,
+                                       const real* __restrict__ type_embedding, real* __restrict__ x,
+                                       i64 atoms) {
   for (i64 i = grid_thread(); i < atoms * CHANNELS; i += grid_threads()) {
     x[i] = type_embedding[static_cast<i64>(max(node_type[i / CHANNELS], 0)) * CHANNELS + i % CHANNELS];
   }
@@ -205,7 +211,8 @@ extern "C" __global__ void start_types(const int* __restrict__ node_type, const 
 
 /// dE/dn of every atom: what the blocks found plus (<A, dA> + <x, dx>) / n; one warp an atom.
 extern "C" __global__ void start_normaliser_adjoint(const real* __restrict__ matrix,
-                                                    const real* __restrict__ grad_matrix, const real* __restrict__ x,
+                                                    const real* __restrict__ grad_matrix,
+                                                    const real* __restrict__ x,
                                                     const real* __restrict__ grad_x, i64 plane,
                                                     const double* __restrict__ normaliser,
                                                     double* __restrict__ grad_normaliser, i64 atoms) {
@@ -213,7 +220,8 @@ extern "C" __global__ void start_normaliser_adjoint(const real* __restrict__ mat
   for (i64 atom = grid_thread() / 32; atom < atoms; atom += step) {
     double sum = 0.0;
     for (int i = lane_index(); i < MATRIX; i += 32) {
-      sum += static_cast<double>(matrix[atom * MATRIX + i]) * static_cast<double>(grad_matrix[atom * MATRIX + i]);
+      sum += static_cast<double>(matrix[atom * MATRIX + i]) *
+             static_cast<double>(grad_matrix[atom * MATRIX + i]);
     }
     for (int i = lane_index(); i < (PACKED - 1) * CHANNELS; i += 32) {
       const i64 at = (1 + i / CHANNELS) * plane + atom * CHANNELS + i % CHANNELS;
@@ -224,12 +232,14 @@ extern "C" __global__ void start_normaliser_adjoint(const real* __restrict__ mat
   }
 }
 
-/// Adds J z against grad_z to the torque; the generators of torque.cuh on shared arrays, lanes over couplings.
+/// Adds J z against grad_z to the torque; the generators of torque.cuh on shared arrays, lanes over
+/// couplings.
 DEVFN void zonal_torque(const real* grad, const real* z, double* t) {
   for (int l = 1; l <= LMAX; ++l) {
     for (int m = lane_index(); m < l; m += 32) {
       const int o = l * l + l;
-      const double g = m == 0 ? sqrt(0.5 * l * (l + 1)) : 0.5 * sqrt(static_cast<double>((l - m) * (l + m + 1)));
+      const double g =
+          m == 0 ? sqrt(0.5 * l * (l + 1)) : 0.5 * sqrt(static_cast<double>((l - m) * (l + m + 1)));
       if (m == 0) {
         t[0] += g * (grad[o] * z[o - 1] - grad[o - 1] * z[o]);
         t[1] += g * (grad[o] * z[o + 1] - grad[o + 1] * z[o]);
@@ -347,7 +357,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     for (int q = 0; q < 3; ++q) t[q] = warp_sum(t[q]);
     if (lane == 0) {
       const double3d u = load3(direction + 3 * e);
-      const double grad_s = of_coordinate[0] + of_coordinate[1] * u.x + of_coordinate[2] * u.y + of_coordinate[3] * u.z;
+      const double grad_s =
+          of_coordinate[0] + of_coordinate[1] * u.x + of_coordinate[2] * u.y + of_coordinate[3] * u.z;
       const double3d turn = cross3(u, {sw * of_coordinate[1], sw * of_coordinate[2], sw * of_coordinate[3]});
       dw += grad_s / r - grad_normaliser[atom] * n * n * n * we;
       radial[e] = dr - grad_s * sw / r + dw * weight_slope[e];

@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `radial`: the merged radial kernel of a block for a chunk of edges, and its adjoint (SPEC sections 5, 8.2).
+// Stage `radial`: the merged radial kernel of a block for a chunk of edges, and its adjoint (SPEC sections
+// 5, 8.2).
 //
-// kernel_e = f (hidden_e edge) + types[src] + types[dst], f = w_e or 1 (-DWEIGHTED). -DCOLUMNS values an edge.
+// kernel_e = f (hidden_e edge) + types[src] + types[dst], f = w_e or 1 (-DWEIGHTED). -DCOLUMNS values an
+// edge.
 #include "radial.cuh"
 
 constexpr int WARPS = 4;
 
 /// Edge number of place k of a chunk: from a list or consecutive.
-DEVFN i64 edge_at(const u32* __restrict__ list, i64 first, i64 k) { return list ? static_cast<i64>(list[first + k]) : first + k; }
+DEVFN i64 edge_at(const u32* __restrict__ list, i64 first, i64 k) {
+  return list ? static_cast<i64>(list[first + k]) : first + k;
+}
 
 /// kernel[k][COLUMNS] of the chunk's edges. Any grid of blocks of 128 threads.
 extern "C" __global__ void __launch_bounds__(128)
     radial_forward(const u32* __restrict__ list, i64 first, i64 count, const double* __restrict__ distance,
-                   const double* __restrict__ weight, const u32* __restrict__ src, const u32* __restrict__ dst,
-                   const int* __restrict__ node_type, const double* __restrict__ frequencies,
-                   const real* __restrict__ hidden_weights, const real* __restrict__ edge_weights,
-                   const real* __restrict__ type_table, real* __restrict__ kernel, double rcut, int exponent) {
+                   const double* __restrict__ weight, const u32* __restrict__ src,
+                   const u32* __restrict__ dst, const int* __restrict__ node_type,
+                   const double* __restrict__ frequencies, const real* __restrict__ hidden_weights,
+                   const real* __restrict__ edge_weights, const real* __restrict__ type_table,
+                   real* __restrict__ kernel, double rcut, int exponent) {
   __shared__ RadialScratch scratch[WARPS];
   RadialScratch& s = scratch[warp_index()];
   const i64 step = grid_threads() / 32;

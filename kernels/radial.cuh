@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 // Radial basis and hidden layers of the radial network for one edge and one warp (SPEC sections 3 and 5).
 //
-// -DN_RADIAL, -DBASIS=0 (bessel) or 1 (gaussian), -DN_HIDDEN layers of widths -DWIDTHS=w1,w2,.. (without layers
-// WIDTHS is N_RADIAL), -DRADIAL_NORM=0 or 1, -DACTIVATION. Weights layer by layer: the matrix [in][out], its transpose
-// for the adjoint and, with the norm, its scale [out].
+// -DN_RADIAL, -DBASIS=0 (bessel) or 1 (gaussian), -DN_HIDDEN layers of widths -DWIDTHS=w1,w2,.. (without
+// layers WIDTHS is N_RADIAL), -DRADIAL_NORM=0 or 1, -DACTIVATION. Weights layer by layer: the matrix
+// [in][out], its transpose for the adjoint and, with the norm, its scale [out].
 #pragma once
 #include "envelope.cuh"
 
@@ -39,7 +39,8 @@ struct RadialScratch {
 };
 
 /// rbf_k and d(rbf_k)/dr of an edge of length r.
-DEVFN void radial_basis(RadialScratch& s, const double* __restrict__ frequencies, double r, RadialShape shape) {
+DEVFN void radial_basis(RadialScratch& s, const double* __restrict__ frequencies, double r,
+                        RadialShape shape) {
   double e, de;
   envelope(shape.exponent, r, shape.rcut, &e, &de);
   for (int k = lane_index(); k < N_RADIAL; k += 32) {
@@ -97,9 +98,10 @@ DEVFN real* radial_hidden(RadialScratch& s, const real* __restrict__ weights) {
   return x;
 }
 
-/// dE/d(rbf) from dE/d(hidden) in `grad` (WIDEST values, used up): lane k holds the sum of grad_rbf_k * slope_k over
-/// its k, to be added over the warp.
-DEVFN double radial_adjoint_along(RadialScratch& s, const real* __restrict__ weights, real* grad, real* spare) {
+/// dE/d(rbf) from dE/d(hidden) in `grad` (WIDEST values, used up): lane k holds the sum of grad_rbf_k *
+/// slope_k over its k, to be added over the warp.
+DEVFN double radial_adjoint_along(RadialScratch& s, const real* __restrict__ weights, real* grad,
+                                  real* spare) {
   const real* w = weights;
   for (int i = 0; i < N_HIDDEN; ++i) w += radial_layer(i);
   for (int i = N_HIDDEN - 1; i >= 0; --i) {

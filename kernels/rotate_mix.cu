@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `rotate_mix`: source features into the edge frame, mixing of degrees by the radial kernel, and capture of the
-// scalars that the focus competition reads, written from the same accumulator into storage of their own (SPEC 8.2,
-// steps 1, 2 and 4).
+// Stage `rotate_mix`: source features into the edge frame, mixing of degrees by the radial kernel, and
+// capture of the scalars that the focus competition reads, written from the same accumulator into storage of
+// their own (SPEC 8.2, steps 1, 2 and 4).
 //
-// -DMODE: 0 a factor a degree and channel, 1 a kernel for all channels, 2 ranked (-DRANK), 3 a kernel a channel.
-// -DKERNEL_STRIDE: values of an edge's radial kernel, the mixing part first. -DCAPTURE: 1 with a competition.
-// Node rows: [(l, m)][node][W], `plane` values from row to row.
+// -DMODE: 0 a factor a degree and channel, 1 a kernel for all channels, 2 ranked (-DRANK), 3 a kernel a
+// channel. -DKERNEL_STRIDE: values of an edge's radial kernel, the mixing part first. -DCAPTURE: 1 with a
+// competition. Node rows: [(l, m)][node][W], `plane` values from row to row.
 #include "message.cuh"
 #include "torque.cuh"
 
 /// kernel entry (in, out) of order m for channel w.
-DEVFN real mixing(const real* __restrict__ kernel, const real* __restrict__ basis, int m, int in, int out, int w) {
+DEVFN real mixing(const real* __restrict__ kernel, const real* __restrict__ basis, int m, int in, int out,
+                  int w) {
   const int z = kernel_start(m) + in * (LMAX - m + 1) + out;
   if (MODE == 1) return kernel[z];
   if (MODE == 3) return kernel[z * WIDTH + w];
@@ -39,8 +40,8 @@ DEVFN void each_pair(F f) {
 extern "C" __global__ void __launch_bounds__(128)
     rotate_mix_forward(const u32* __restrict__ list, i64 first, i64 count, const u32* __restrict__ src,
                        const real* __restrict__ records, const real* __restrict__ kernels,
-                       const real* __restrict__ basis, const real* __restrict__ x, i64 plane, real* __restrict__ y,
-                       real* __restrict__ captured) {
+                       const real* __restrict__ basis, const real* __restrict__ x, i64 plane,
+                       real* __restrict__ y, real* __restrict__ captured) {
   const i64 step = grid_threads() / 32;
   for (i64 k = grid_thread() / 32; k < count; k += step) {
     const i64 node = src[edge_at(list, first, k)];
@@ -65,21 +66,23 @@ extern "C" __global__ void __launch_bounds__(128)
   }
 }
 
-constexpr int WARPS_W = (WIDTH + 31) / 32;            // warps that hold a node's channels
+constexpr int WARPS_W = (WIDTH + 31) / 32;             // warps that hold a node's channels
 constexpr int GROUPS = WARPS_W > 8 ? 1 : 8 / WARPS_W;  // edges of a node that a block works on together
 constexpr int THREADS = WARPS_W * GROUPS * 32;
-/// Values of an edge that are sums over channels: the kernel (not for modes that keep channels) and the torque.
+/// Values of an edge that are sums over channels: the kernel (not for modes that keep channels) and the
+/// torque.
 constexpr int SUMS = (MODE == 1 ? KERNEL : MODE == 2 ? KERNEL * RANK : 0) + 3;
 
-/// One block a source node of [node0, node0 + grid): grad_x[(l,m)][node][W] += D^T kernel^T grad_y over the edges that
-/// leave it; grad_kernel of each edge (its mixing part set); torque[first + k] -= <grad_x, J x>. `first`: place of the
-/// chunk's first edge among the edges by source.
+/// One block a source node of [node0, node0 + grid): grad_x[(l,m)][node][W] += D^T kernel^T grad_y over the
+/// edges that leave it; grad_kernel of each edge (its mixing part set); torque[first + k] -= <grad_x, J x>.
+/// `first`: place of the chunk's first edge among the edges by source.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rotate_mix_adjoint(i64 first, const i64* __restrict__ src_start, i64 node0,
                        const real* __restrict__ records, const real* __restrict__ kernels,
                        const real* __restrict__ basis, const real* __restrict__ x, i64 plane,
                        const real* __restrict__ grad_y, const real* __restrict__ grad_captured,
-                       real* __restrict__ grad_kernels, double* __restrict__ torque, real* __restrict__ grad_x) {
+                       real* __restrict__ grad_kernels, double* __restrict__ torque,
+                       real* __restrict__ grad_x) {
   __shared__ real sums[GROUPS][WARPS_W][SUMS];
   __shared__ real total[WARPS_W * 32];
   const i64 node = node0 + blockIdx.x;

@@ -18,8 +18,8 @@ extern "C" __global__ void scalar_norm(const real* __restrict__ x, const real* _
 
 /// grad_x += adjoint(grad).
 extern "C" __global__ void scalar_norm_adjoint(const real* __restrict__ x, const real* __restrict__ scale,
-                                               const real* __restrict__ grad, real* __restrict__ grad_x, int width,
-                                               int groups, real eps, i64 count) {
+                                               const real* __restrict__ grad, real* __restrict__ grad_x,
+                                               int width, int groups, real eps, i64 count) {
   const i64 step = grid_threads() / 32;
   for (i64 g = grid_thread() / 32; g < count; g += step) {
     const real* in = x + g * width;
@@ -32,6 +32,7 @@ extern "C" __global__ void scalar_norm_adjoint(const real* __restrict__ x, const
     }
     const real inverse = real(1) / real_sqrt(warp_sum(square) / real(width) + eps);
     const real pull = warp_sum(along) * inverse * inverse * inverse / real(width);
-    for (int c = lane_index(); c < width; c += 32) grad_x[g * width + c] += d[c] * s[c] * inverse - pull * in[c];
+    for (int c = lane_index(); c < width; c += 32)
+      grad_x[g * width + c] += d[c] * s[c] * inverse - pull * in[c];
   }
 }

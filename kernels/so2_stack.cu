@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Stage `so2_stack`: the pointwise parts of the gated stack between its matrix products (SPEC 8.2 step 5, 8.3).
+// Stage `so2_stack`: the pointwise parts of the gated stack between its matrix products (SPEC 8.2 step
+// 5, 8.3).
 //
-// linear[k][focus][row][channel]; gate[k][focus][l - 1][channel] before (forward) or after (adjoint) the sigmoid.
+// linear[k][focus][row][channel]; gate[k][focus][l - 1][channel] before (forward) or after (adjoint) the
+// sigmoid.
 #include "message.cuh"
 
 /// y += act(linear); the gates become their sigmoids in place. One thread a (edge, focus, channel).
@@ -54,7 +56,8 @@ extern "C" __global__ void stack_gate_adjoint(const real* __restrict__ linear, c
       }
     });
     UNROLL for (int l = 1; l <= LMAX; ++l) {
-      grad_gate[edge_focus * LMAX * CHANNELS + (l - 1) * CHANNELS + c] = sum[l] * open[l] * (real(1) - open[l]);
+      grad_gate[edge_focus * LMAX * CHANNELS + (l - 1) * CHANNELS + c] =
+          sum[l] * open[l] * (real(1) - open[l]);
     }
   }
 }

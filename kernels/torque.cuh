@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-// Direction gradients without differentiating Wigner matrices (SPEC 22.5): T_a = <grad, J_a x> with the generators
-// of rotations in the packed basis.
+// Direction gradients without differentiating Wigner matrices (SPEC 22.5): T_a = <grad, J_a x> with the
+// generators of rotations in the packed basis.
 #pragma once
 #include "common.cuh"
 
@@ -20,10 +20,10 @@ DEVFN void add_torque(const T* grad, const T* x, T* torque) {
         torque[0] += g * (grad[o] * x[o - 1] - grad[o - 1] * x[o]);
         torque[1] += g * (grad[o] * x[o + 1] - grad[o + 1] * x[o]);
       } else {
-        torque[0] += g * (grad[o + m] * x[o - m - 1] + grad[o + m + 1] * x[o - m] - grad[o - m - 1] * x[o + m] -
-                          grad[o - m] * x[o + m + 1]);
-        torque[1] += g * (grad[o - m] * x[o - m - 1] + grad[o + m] * x[o + m + 1] - grad[o - m - 1] * x[o - m] -
-                          grad[o + m + 1] * x[o + m]);
+        torque[0] += g * (grad[o + m] * x[o - m - 1] + grad[o + m + 1] * x[o - m] -
+                          grad[o - m - 1] * x[o + m] - grad[o - m] * x[o + m + 1]);
+        torque[1] += g * (grad[o - m] * x[o - m - 1] + grad[o + m] * x[o + m + 1] -
+                          grad[o - m - 1] * x[o - m] - grad[o + m + 1] * x[o + m]);
       }
       const int k = m + 1;
       torque[2] += static_cast<T>(k) * (grad[o + k] * x[o - k] - grad[o - k] * x[o + k]);

@@ -9,7 +9,14 @@ use std::ops::Range;
 use std::path::Path;
 
 /// Byte range of each entry, named without the archive's top folder.
-type Entries = HashMap<String, Range<usize>>;
+type Entries = HashMap<String, Stored>;
+
+/// Where an entry lies in the file, and its CRC-32; 0 where the writer left checksums out, as torch can.
+#[derive(Debug)]
+struct Stored {
+    range: Range<usize>,
+    crc32: u32,
+}
 
 /// A mapped zip file whose entries are stored uncompressed.
 #[derive(Debug)]
@@ -50,7 +57,16 @@ impl Archive {
 
     /// Bytes of an entry.
     pub fn entry(&self, name: &str) -> Option<&[u8]> {
-        self.entries.get(name).map(|range| &self.map[range.clone()])
+        self.entries.get(name).map(|stored| &self.map[stored.range.clone()])
+    }
+    /// Bytes of an entry, after comparing them with their checksum. Errors: what does not agree; a missing entry.
+    pub fn verified(&self, name: &str) -> std::result::Result<&[u8], String> {
+        let stored = self.entries.get(name).ok_or_else(|| format!("entry {name} is missing"))?;
+        let bytes = &self.map[stored.range.clone()];
+        if stored.crc32 != 0 && crc32fast::hash(bytes) != stored.crc32 {
+            return Err(format!("entry {name} does not agree with its checksum: the file is damaged, copy it again"));
+        }
+        Ok(bytes)
     }
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
@@ -148,7 +164,7 @@ fn directory(path: &Path, map: &Mmap) -> Result<(Entries, Option<String>)> {
         if file.compression() != zip::CompressionMethod::Stored {
             compressed.get_or_insert(full);
         }
-        entries.insert(name, start as usize..end as usize);
+        entries.insert(name, Stored { range: start as usize..end as usize, crc32: file.crc32() });
     }
     Ok((entries, compressed))
 }

@@ -58,7 +58,7 @@ impl Checkpoint {
     pub fn open(path: &Path, branch: Option<&str>) -> Result<Self> {
         let archive = Archive::open(path)?;
         let damaged = |reason: String| Error::format(path, reason);
-        let bytes = archive.entry("data.pkl").unwrap_or_default();
+        let bytes = archive.verified("data.pkl").map_err(damaged)?;
         let pickle = Pickle::read(bytes).map_err(|e| damaged(format!("cannot be read as a checkpoint: {e}")))?;
         let root = pickle.root();
         let state = pickle.get(root, "model").unwrap_or(root);
@@ -154,7 +154,7 @@ impl Checkpoint {
         let entry = &self.entries[i];
         let wrong = |reason: String| Error::format(&self.path, format!("tensor {name} {reason}"));
         let view = entry.view.tensor_ref(&entry.shape);
-        let bytes = self.archive.entry(&format!("data/{}", view.key)).unwrap_or_default();
+        let bytes = self.archive.verified(&format!("data/{}", view.key)).map_err(wrong)?;
         let tensor = tensor::read(&view, bytes).map_err(wrong)?;
         if let Some(at) = tensor.data.iter().position(|x| !x.is_finite()) {
             return Err(wrong(format!(

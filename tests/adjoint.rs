@@ -81,15 +81,15 @@ fn forces_are_the_slopes_of_the_energy() {
     for_each(&["cellOH", "moleculeOH", "pair_z"], |name, mut system| {
         let forces = system.evaluate().forces;
         let size = largest(forces.as_flattened());
-        for atom in 0..system.positions.len().min(3) {
-            for a in 0..3 {
+        for (atom, force) in forces.iter().enumerate().take(3) {
+            for (a, force) in force.iter().enumerate() {
                 let at = system.positions[atom][a];
                 let numeric = slope(|step| {
                     system.positions[atom][a] = at + step;
                     system.evaluate().energy
                 });
                 system.positions[atom][a] = at;
-                assert_close(&format!("{name}: force {a} on atom {atom}"), forces[atom][a], -numeric, 1e-7 * size);
+                assert_close(&format!("{name}: force {a} on atom {atom}"), *force, -numeric, 1e-7 * size);
             }
         }
     });

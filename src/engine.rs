@@ -1,8 +1,10 @@
 //! What every engine promises.
 
-use crate::Result;
+use crate::cuda::engine::DeviceEngine;
+use crate::cuda::machine::Gpu;
 use crate::graph::Graph;
 use crate::model::Model;
+use crate::{Error, Result};
 
 /// Arithmetic of a run (DESIGN section 5). Geometry, energy sums, forces and virials accumulate in f64 in all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,8 +67,8 @@ impl Exchange for OneRank {
 
 /// Evaluates a model. Deterministic: the same graph gives the same bits, whatever the thread count.
 pub trait Engine: Send {
-    /// Energy, forces and virial of a graph. Errors: `Structure` for a non-finite result or an edge shorter
-    /// than 1e-6 Å, `Exchange`, `OutOfMemory`, `Device`.
+    /// Energy, forces and virial of a graph (whose builders refuse positions that are not finite and atoms on top of
+    /// each other). Errors: `Structure` for a non-finite result, `Exchange`, `OutOfMemory`, `Device`.
     fn evaluate(&mut self, graph: &Graph, want: Request, exchange: &mut dyn Exchange) -> Result<Evaluation>;
     /// One line for the banner: engine, precision, device, e.g. `CPU, fp32, 2 threads`.
     fn describe(&self) -> String;
@@ -76,16 +78,52 @@ pub trait Engine: Send {
     fn memory_usage(&self) -> usize;
 }
 
-/// The engine for `device` (`auto`, `cpu`, `gpu`, `gpu:N` or `cuda:N`).
+/// The engine for `device`: `cpu`, `gpu`, `gpu:N` (or `cuda`, `cuda:N`), or `auto`: the first GPU, else the CPU.
 ///
-/// Errors: `Argument` for an unknown device, `Device` where `gpu` is asked for and there is none.
+/// `auto` says once in the log why it does not take a GPU. Errors: `Argument` for an unknown device, `Device` where a
+/// GPU is asked for and cannot be had.
 pub fn create(model: &Model, precision: Precision, device: &str) -> Result<Box<dyn Engine>> {
-    use crate::Error;
     match device {
-        "auto" | "cpu" => crate::cpu::create(model, precision),
-        d if d == "gpu" || d.starts_with("gpu:") || d.starts_with("cuda:") || d == "cuda" => {
-            Err(Error::Device(format!("device {d}: this version has no GPU engine; use device cpu")))
+        "cpu" => crate::cpu::create(model, precision),
+        "auto" => match Gpu::open(0) {
+            Ok(gpu) => on_gpu(gpu, model, precision),
+            Err(reason) => {
+                log::info!("device auto: the CPU, since {reason}");
+                crate::cpu::create(model, precision)
+            }
+        },
+        _ => on_gpu(Gpu::open(gpu_ordinal(device)?)?, model, precision),
+    }
+}
+
+/// The number in `gpu:N` or `cuda:N`; 0 without one.
+fn gpu_ordinal(device: &str) -> Result<usize> {
+    let unknown = || Error::Argument(format!("unknown device '{device}': expected auto, cpu, gpu or gpu:N"));
+    let (kind, ordinal) = device.split_once(':').unwrap_or((device, "0"));
+    if kind != "gpu" && kind != "cuda" {
+        return Err(unknown());
+    }
+    ordinal.parse().map_err(|_| unknown())
+}
+
+fn on_gpu(gpu: Gpu, model: &Model, precision: Precision) -> Result<Box<dyn Engine>> {
+    Ok(match precision {
+        Precision::Fp32 => Box::new(DeviceEngine::<Gpu, f32>::new(gpu, model)?),
+        Precision::Fp64 => Box::new(DeviceEngine::<Gpu, f64>::new(gpu, model)?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::gpu_ordinal;
+
+    #[test]
+    fn devices_are_named_as_documented() {
+        assert_eq!(gpu_ordinal("gpu").unwrap(), 0);
+        assert_eq!(gpu_ordinal("gpu:3").unwrap(), 3);
+        assert_eq!(gpu_ordinal("cuda:1").unwrap(), 1);
+        for wrong in ["tpu", "gpu:", "gpu:x", "gpu:-1", ""] {
+            assert!(gpu_ordinal(wrong).unwrap_err().to_string().contains("auto, cpu, gpu or gpu:N"), "{wrong}");
         }
-        d => Err(Error::Argument(format!("unknown device '{d}': expected auto, cpu, gpu or gpu:N"))),
     }
 }

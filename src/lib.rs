@@ -11,6 +11,7 @@ pub mod c_api;
 pub mod checkpoint;
 pub mod cli;
 pub mod cpu;
+pub mod cuda;
 pub mod engine;
 pub mod error;
 pub mod graph;

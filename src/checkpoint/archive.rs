@@ -8,12 +8,21 @@ use std::io::Cursor;
 use std::ops::Range;
 use std::path::Path;
 
+/// Byte range of each entry, named without the archive's top folder.
+type Entries = HashMap<String, Stored>;
+
+/// Where an entry lies in the file, and its CRC-32; 0 where the writer left checksums out, as torch can.
+#[derive(Debug)]
+struct Stored {
+    range: Range<usize>,
+    crc32: u32,
+}
+
 /// A mapped zip file whose entries are stored uncompressed.
 #[derive(Debug)]
 pub struct Archive {
     map: Mmap,
-    /// Byte range of each entry, named without the archive's top folder.
-    entries: HashMap<String, Range<usize>>,
+    entries: Entries,
 }
 
 impl Archive {
@@ -33,15 +42,31 @@ impl Archive {
         if !map.starts_with(b"PK\x03\x04") {
             return Err(Error::format(path, foreign(&map)));
         }
-        let entries = directory(path, &map)?;
+        let (entries, compressed) = directory(path, &map)?;
         let archive = Archive { map, entries };
         archive.check_kind(path)?;
+        if let Some(name) = compressed {
+            return Err(Error::format(
+                path,
+                format!("entry {name} is compressed; torch stores its entries, so unpack and repack with `zip -0`"),
+            ));
+        }
+        archive.check_byte_order(path)?;
         Ok(archive)
     }
 
     /// Bytes of an entry.
     pub fn entry(&self, name: &str) -> Option<&[u8]> {
-        self.entries.get(name).map(|range| &self.map[range.clone()])
+        self.entries.get(name).map(|stored| &self.map[stored.range.clone()])
+    }
+    /// Bytes of an entry, after comparing them with their checksum. Errors: what does not agree; a missing entry.
+    pub fn verified(&self, name: &str) -> std::result::Result<&[u8], String> {
+        let stored = self.entries.get(name).ok_or_else(|| format!("entry {name} is missing"))?;
+        let bytes = &self.map[stored.range.clone()];
+        if stored.crc32 != 0 && crc32fast::hash(bytes) != stored.crc32 {
+            return Err(format!("entry {name} does not agree with its checksum: the file is damaged, copy it again"));
+        }
+        Ok(bytes)
     }
     /// The whole file.
     pub fn bytes(&self) -> &[u8] {
@@ -69,6 +94,10 @@ impl Archive {
                 "is a zip archive without data.pkl, not a torch checkpoint; give the .pt file that `dp --pt train` writes",
             ));
         }
+        Ok(())
+    }
+
+    fn check_byte_order(&self, path: &Path) -> Result<()> {
         match self.entry("byteorder") {
             None | Some(b"little") => Ok(()),
             Some(other) => Err(Error::format(
@@ -111,11 +140,16 @@ fn foreign(bytes: &[u8]) -> String {
     )
 }
 
-fn directory(path: &Path, map: &Mmap) -> Result<HashMap<String, Range<usize>>> {
+/// The entries, and the name of one that is compressed if there is any.
+fn directory(path: &Path, map: &Mmap) -> Result<(Entries, Option<String>)> {
     let damaged = |what: String| Error::format(path, format!("{what}; was the copy interrupted?"));
-    let mut zip = zip::ZipArchive::new(Cursor::new(&map[..]))
+    // The archive begins where the file begins. To look for its beginning would take the second header of the directory
+    // for the first where the zip64 records behind the directory happen to be as long as that header, which they are
+    // for a model with a name of 21 characters.
+    let config = zip::read::Config { archive_offset: zip::read::ArchiveOffset::Known(0) };
+    let mut zip = zip::ZipArchive::with_config(config, Cursor::new(&map[..]))
         .map_err(|e| damaged(format!("is a zip archive that is cut short or damaged ({e})")))?;
-    let mut entries = HashMap::with_capacity(zip.len());
+    let (mut entries, mut compressed) = (HashMap::with_capacity(zip.len()), None);
     for i in 0..zip.len() {
         let file = zip.by_index_raw(i).map_err(|e| damaged(format!("has a damaged zip directory ({e})")))?;
         let name = file.name().map_err(|e| damaged(format!("has a damaged zip directory ({e})")))?;
@@ -123,17 +157,14 @@ fn directory(path: &Path, map: &Mmap) -> Result<HashMap<String, Range<usize>>> {
         // torch puts everything under one folder named after the file.
         let name = full.split_once('/').map_or(full.as_str(), |(_, rest)| rest).to_string();
         let start = file.data_start().unwrap_or(u64::MAX);
-        let end = start.checked_add(file.size()).filter(|&end| end <= map.len() as u64);
+        let end = start.checked_add(file.compressed_size()).filter(|&end| end <= map.len() as u64);
         let Some(end) = end else {
             return Err(damaged(format!("entry {full} reaches beyond the end of the file")));
         };
         if file.compression() != zip::CompressionMethod::Stored {
-            return Err(Error::format(
-                path,
-                format!("entry {full} is compressed; torch stores its entries, so unpack and repack with `zip -0`"),
-            ));
+            compressed.get_or_insert(full);
         }
-        entries.insert(name, start as usize..end as usize);
+        entries.insert(name, Stored { range: start as usize..end as usize, crc32: file.crc32() });
     }
-    Ok(entries)
+    Ok((entries, compressed))
 }

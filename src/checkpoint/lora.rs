@@ -35,6 +35,11 @@ pub fn target(name: &str) -> Option<String> {
     }
 }
 
+/// Whether a tensor is the scaling of LoRA factors.
+pub fn is_scaling(name: &str) -> bool {
+    name.ends_with(".lora_scaling")
+}
+
 /// `W[l][i][o] += s sum_r B[l][o][r] A[l][r][i]`, or without the degree axis `W[i][o] += s sum_r A[r][i] B[o][r]`.
 pub fn fold(weight: &mut Tensor, a: &Tensor, b: &Tensor, scaling: f64) -> Result<(), String> {
     let mismatch = || {

@@ -15,6 +15,8 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 pub use tensor::Tensor;
 
+/// Longest name of a tensor; longer ones are not of a model.
+const MAX_NAME: usize = 512;
 /// Name of the only branch of a single-task file.
 const DEFAULT_BRANCH: &str = "Default";
 
@@ -56,13 +58,14 @@ impl Checkpoint {
     pub fn open(path: &Path, branch: Option<&str>) -> Result<Self> {
         let archive = Archive::open(path)?;
         let damaged = |reason: String| Error::format(path, reason);
-        let bytes = archive.entry("data.pkl").unwrap_or_default();
+        let bytes = archive.verified("data.pkl").map_err(damaged)?;
         let pickle = Pickle::read(bytes).map_err(|e| damaged(format!("cannot be read as a checkpoint: {e}")))?;
         let root = pickle.root();
         let state = pickle.get(root, "model").unwrap_or(root);
         let no_params = || {
             damaged(
-                "holds no model configuration (_extra_state.model_params): it is not a checkpoint of `dp --pt train`"
+                "holds no model configuration (_extra_state.model_params): it is not a checkpoint of `dp --pt train`; \
+                 give the .pt file that the training wrote"
                     .into(),
             )
         };
@@ -71,17 +74,26 @@ impl Checkpoint {
         let params = pickle.json(params).map_err(|e| damaged(format!("model_params: {e}")))?;
         let (branch, branches, params) = choose_branch(path, params, branch)?;
         let prefix = format!("model.{branch}.");
-        let mut entries = Vec::new();
+        let mut entries: Vec<Entry> = Vec::new();
+        let mut index = HashMap::new();
         for &(key, value) in pickle.items(state) {
             let Some(name) = pickle.text(key).and_then(|k| k.strip_prefix(&prefix)) else { continue };
-            if let Some(entry) = entry(path, &archive, &pickle, name, value)? {
-                entries.push(entry);
+            if name.len() > MAX_NAME {
+                return Err(damaged(format!("holds a tensor with a name of {} characters", name.len())));
+            }
+            let Some(entry) = entry(path, &archive, &pickle, name, value)? else { continue };
+            // As in Python the last of equal keys counts.
+            match index.entry(name.to_string()) {
+                std::collections::hash_map::Entry::Occupied(at) => entries[*at.get()] = entry,
+                std::collections::hash_map::Entry::Vacant(slot) => {
+                    slot.insert(entries.len());
+                    entries.push(entry);
+                }
             }
         }
         if entries.is_empty() {
             return Err(damaged(format!("holds no tensors of the branch {branch} (names that begin with {prefix})")));
         }
-        let index = entries.iter().enumerate().map(|(i, e)| (e.name.clone(), i)).collect();
         Ok(Checkpoint { path: path.to_path_buf(), archive, branch, branches, params, entries, index })
     }
     /// The file this checkpoint was read from.
@@ -100,25 +112,34 @@ impl Checkpoint {
     pub fn params(&self) -> &serde_json::Value {
         &self.params
     }
-    /// Names of the tensors of the branch, in file order; LoRA factors, which are folded into their weights, left out.
+    /// Names of the tensors of the branch, in file order; LoRA factors and scalings, which are folded into their
+    /// weights, left out.
     pub fn names(&self) -> Vec<&str> {
-        let names = self.entries.iter().map(|e| e.name.as_str());
-        names.filter(|name| lora::target(name).is_none_or(|weight| !self.index.contains_key(&weight))).collect()
+        let folded = |name: &str| {
+            lora::is_scaling(name) || lora::target(name).is_some_and(|weight| self.index.contains_key(&weight))
+        };
+        self.entries.iter().map(|e| e.name.as_str()).filter(|name| !folded(name)).collect()
     }
     /// Shape of a tensor without reading it; `None` if there is none of this name.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.index.get(name).map(|&i| &self.entries[i].shape[..])
     }
     /// Reads a tensor (LoRA folded, SPEC section 15); `Ok(None)` if there is none of this name.
-    /// Errors: `Format` for a damaged storage or a value that is not finite.
+    /// Errors: `Format` for a damaged storage, a value that is not finite, LoRA factors that do not fit.
     pub fn tensor(&self, name: &str) -> Result<Option<Tensor>> {
         let Some(mut tensor) = self.stored(name)? else { return Ok(None) };
-        if let Some([a, b, scaling]) = lora::factors(name)
-            && let (Some(a), Some(b)) = (self.stored(&a)?, self.stored(&b)?)
-        {
-            let scaling = self.stored(&scaling)?.and_then(|t| t.data.first().copied()).unwrap_or(1.0);
-            lora::fold(&mut tensor, &a, &b, scaling)
-                .map_err(|e| Error::format(&self.path, format!("tensor {name}: {e}")))?;
+        let Some([a, b, scaling]) = lora::factors(name) else { return Ok(Some(tensor)) };
+        let wrong = |reason: String| Error::format(&self.path, format!("tensor {name}: {reason}"));
+        match (self.stored(&a)?, self.stored(&b)?) {
+            (None, None) => {}
+            (Some(a), Some(b)) => {
+                let scaling = self.stored(&scaling)?.and_then(|t| t.data.first().copied()).unwrap_or(1.0);
+                lora::fold(&mut tensor, &a, &b, scaling).map_err(wrong)?;
+            }
+            (found, _) => {
+                let (found, missing) = if found.is_some() { (a, b) } else { (b, a) };
+                return Err(wrong(format!("has the LoRA factor {found} but {missing} is missing; was the file cut?")));
+            }
         }
         Ok(Some(tensor))
     }
@@ -133,7 +154,7 @@ impl Checkpoint {
         let entry = &self.entries[i];
         let wrong = |reason: String| Error::format(&self.path, format!("tensor {name} {reason}"));
         let view = entry.view.tensor_ref(&entry.shape);
-        let bytes = self.archive.entry(&format!("data/{}", view.key)).unwrap_or_default();
+        let bytes = self.archive.verified(&format!("data/{}", view.key)).map_err(wrong)?;
         let tensor = tensor::read(&view, bytes).map_err(wrong)?;
         if let Some(at) = tensor.data.iter().position(|x| !x.is_finite()) {
             return Err(wrong(format!(
@@ -188,7 +209,8 @@ fn choose_branch(
 ) -> Result<(String, Vec<String>, serde_json::Value)> {
     let Some(dict) = params.get_mut("model_dict").map(serde_json::Value::take) else {
         return match wanted {
-            None | Some(DEFAULT_BRANCH) => Ok((DEFAULT_BRANCH.into(), vec![DEFAULT_BRANCH.into()], params)),
+            None => Ok((DEFAULT_BRANCH.into(), vec![DEFAULT_BRANCH.into()], params)),
+            Some(name) if name.eq_ignore_ascii_case(DEFAULT_BRANCH) => choose_branch(path, params, None),
             Some(other) => Err(Error::format(
                 path,
                 format!("has one model only, so there is no branch '{other}'; leave the branch out"),
@@ -207,17 +229,17 @@ fn choose_branch(
         alias => format!("{name} (alias {})", alias.join(", ")),
     });
     let listing = listing.collect::<Vec<_>>().join("; ");
-    let same = |name: &str, wanted: &str| name == wanted || name.eq_ignore_ascii_case(wanted);
-    // As upstream: a file may name a default branch by the alias `Default`.
-    let wanted_name = wanted.unwrap_or(DEFAULT_BRANCH);
-    let exact = |name: &str, params: &serde_json::Value| {
-        name == wanted_name || aliases(params).iter().any(|a| a == wanted_name)
-    };
-    let loose = |name: &str, params: &serde_json::Value| {
-        wanted.is_some() && (same(name, wanted_name) || aliases(params).iter().any(|a| same(a, wanted_name)))
-    };
-    let found = dict.iter().find(|(n, p)| exact(n, p)).or_else(|| dict.iter().find(|(n, p)| loose(n, p)));
-    let Some(name) = found.map(|(n, _)| n.clone()) else {
+    // A file may name the branch to take unasked by the alias `Default`.
+    let asked = wanted.unwrap_or(DEFAULT_BRANCH);
+    let known: Vec<(String, String)> = dict
+        .keys()
+        .map(|name| (name.clone(), name.clone()))
+        .chain(dict.iter().flat_map(|(name, params)| aliases(params).into_iter().map(|alias| (alias, name.clone()))))
+        .collect();
+    // The exact word first; names before aliases, as they stand in the list.
+    let exact = known.iter().find(|(word, _)| word == asked);
+    let found = exact.or_else(|| known.iter().find(|(word, _)| wanted.is_some() && word.eq_ignore_ascii_case(asked)));
+    let Some(name) = found.map(|(_, name)| name.clone()) else {
         let reason = match wanted {
             None => format!("holds several models; choose one with the branch option: {listing}"),
             Some(other) => format!("has no branch or alias '{other}'; it has: {listing}"),

@@ -1,8 +1,9 @@
 //! A safe reader of the pickles that torch writes: plain data and tensor descriptions, nothing else (SPEC 1).
 //!
 //! Nothing is executed. The only callables known are `OrderedDict` and torch's tensor and parameter builders; any
-//! other global is an error that names it. Every opcode makes at most one value, so memory is bounded by the length of
-//! the pickle; depth and size of what is read back out of it are bounded too.
+//! other global is an error that names it. Every opcode makes at most one value and every value and member is counted
+//! against a limit, so memory and time are bounded whatever the pickle says; depth and size of what is read back out of
+//! it are bounded too.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -29,7 +30,7 @@ pub struct TensorRef {
 pub enum Value {
     None,
     Bool(bool),
-    Int(i64),
+    Int(i128),
     Float(f64),
     Text(Rc<str>),
     List(Vec<Id>),
@@ -55,6 +56,11 @@ pub struct Pickle {
     root: Id,
 }
 
+/// Values, members, marks and memo slots that a pickle may hold; a model of 600 tensors takes about 40,000.
+const MAX_VALUES: usize = 4_000_000;
+/// What a tensor description counts as: it is larger than a value.
+const TENSOR_COST: usize = 8;
+
 const STORAGES: &[&str] = &[
     "DoubleStorage",
     "FloatStorage",
@@ -71,7 +77,16 @@ const STORAGES: &[&str] = &[
 impl Pickle {
     /// Reads a pickle. Errors: a sentence that says what was found where.
     pub fn read(bytes: &[u8]) -> Result<Pickle, String> {
-        Machine { bytes, at: 0, values: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() }.run()
+        Machine {
+            bytes,
+            at: 0,
+            values: Vec::new(),
+            stack: Vec::new(),
+            marks: Vec::new(),
+            memo: HashMap::new(),
+            room: MAX_VALUES,
+        }
+        .run()
     }
     /// A value by number.
     pub fn value(&self, id: Id) -> &Value {
@@ -109,16 +124,27 @@ impl Pickle {
         let mut budget = 1_000_000;
         self.json_part(id, 64, &mut budget)
     }
+    /// `budget` is what may still be written: a value counts as one, and so do 16 bytes of text.
     fn json_part(&self, id: Id, depth: usize, budget: &mut usize) -> Result<serde_json::Value, String> {
         use serde_json::Value as Json;
-        if depth == 0 || *budget == 0 {
-            return Err("the configuration is nested too deeply or too large".into());
+        fn spend(budget: &mut usize, text: &str) -> Result<(), String> {
+            *budget = budget.checked_sub(1 + text.len() / 16).ok_or("it is too large to be a configuration")?;
+            Ok(())
         }
-        *budget -= 1;
+        if depth == 0 {
+            return Err("it is nested too deeply (or holds itself)".into());
+        }
+        spend(budget, self.text(id).unwrap_or_default())?;
         Ok(match &self.values[id] {
             Value::None => Json::Null,
             Value::Bool(b) => Json::Bool(*b),
-            Value::Int(i) => Json::from(*i),
+            Value::Int(i) => match (i64::try_from(*i), u64::try_from(*i)) {
+                (Ok(i), _) => Json::from(i),
+                (_, Ok(i)) => Json::from(i),
+                _ => return Err(format!("the whole number {i} is too large")),
+            },
+            // JSON has no NaN and no infinity, and neither has an option of a model.
+            Value::Float(x) if !x.is_finite() => return Err(format!("the number {x} is not finite")),
             Value::Float(x) => Json::from(*x),
             Value::Text(s) => Json::String(s.to_string()),
             Value::List(items) => {
@@ -130,14 +156,15 @@ impl Pickle {
                     let key = match &self.values[key] {
                         Value::Text(s) => s.to_string(),
                         Value::Int(i) => i.to_string(),
-                        _ => return Err("a dictionary of the configuration has a key that is no text".into()),
+                        _ => return Err("a dictionary has a key that is no text".into()),
                     };
+                    spend(budget, &key)?;
                     map.insert(key, self.json_part(value, depth - 1, budget)?);
                 }
                 Json::Object(map)
             }
             Value::Tensor(_) | Value::Storage { .. } | Value::Global(_) => {
-                return Err("the configuration holds a tensor or a class".into());
+                return Err("it holds a tensor or a class where plain data is expected".into());
             }
         })
     }
@@ -150,6 +177,8 @@ struct Machine<'a> {
     stack: Vec<Id>,
     marks: Vec<usize>,
     memo: HashMap<u32, Id>,
+    /// How many values and members may still be made.
+    room: usize,
 }
 
 impl Machine<'_> {
@@ -165,28 +194,28 @@ impl Machine<'_> {
                     let root = self.pop()?;
                     return Ok(Pickle { values: self.values, root });
                 }
-                b'}' => self.push(Value::Dict(Vec::new())),
-                b']' => self.push(Value::List(Vec::new())),
-                b')' => self.push(Value::List(Vec::new())),
-                b'N' => self.push(Value::None),
-                0x88 => self.push(Value::Bool(true)),
-                0x89 => self.push(Value::Bool(false)),
+                b'}' => self.push(Value::Dict(Vec::new()))?,
+                b']' => self.push(Value::List(Vec::new()))?,
+                b')' => self.push(Value::List(Vec::new()))?,
+                b'N' => self.push(Value::None)?,
+                0x88 => self.push(Value::Bool(true))?,
+                0x89 => self.push(Value::Bool(false))?,
                 b'J' => {
                     let x = i32::from_le_bytes(self.array()?);
-                    self.push(Value::Int(x.into()));
+                    self.push(Value::Int(x.into()))?;
                 }
                 b'K' => {
                     let x = self.byte()?;
-                    self.push(Value::Int(x.into()));
+                    self.push(Value::Int(x.into()))?;
                 }
                 b'M' => {
                     let x = u16::from_le_bytes(self.array()?);
-                    self.push(Value::Int(x.into()));
+                    self.push(Value::Int(x.into()))?;
                 }
                 0x8a => self.long()?,
                 b'G' => {
                     let x = f64::from_be_bytes(self.array()?);
-                    self.push(Value::Float(x));
+                    self.push(Value::Float(x))?;
                 }
                 b'X' => {
                     let length = u32::from_le_bytes(self.array()?) as usize;
@@ -212,16 +241,19 @@ impl Machine<'_> {
                     let slot = u32::from_le_bytes(self.array()?);
                     self.recall(slot)?;
                 }
-                b'(' => self.marks.push(self.stack.len()),
+                b'(' => {
+                    self.spend(1)?;
+                    self.marks.push(self.stack.len());
+                }
                 b't' => {
                     let items = self.pop_mark()?;
-                    self.push(Value::List(items));
+                    self.push(Value::List(items))?;
                 }
                 0x85..=0x87 => {
                     let count = usize::from(op - 0x84);
                     let first = self.stack.len().checked_sub(count).ok_or("an empty pickle stack")?;
                     let items = self.stack.split_off(first);
-                    self.push(Value::List(items));
+                    self.push(Value::List(items))?;
                 }
                 b'a' => {
                     let item = self.pop()?;
@@ -258,7 +290,8 @@ impl Machine<'_> {
 
     fn take(&mut self, n: usize) -> Result<&[u8], String> {
         let end = self.at.checked_add(n).filter(|&end| end <= self.bytes.len());
-        let end = end.ok_or_else(|| format!("the pickle ends early, at byte {}", self.bytes.len()))?;
+        let end = end
+            .ok_or_else(|| format!("the pickle ends early, at byte {}; was the copy interrupted?", self.bytes.len()))?;
         let out = &self.bytes[self.at..end];
         self.at = end;
         Ok(out)
@@ -267,11 +300,18 @@ impl Machine<'_> {
         Ok(self.take(1)?[0])
     }
     fn array<const N: usize>(&mut self) -> Result<[u8; N], String> {
-        self.take(N)?.try_into().map_err(|_| "the pickle ends early".to_string())
+        self.take(N)?.try_into().map_err(|_| "the pickle ends early; was the copy interrupted?".to_string())
     }
-    fn push(&mut self, value: Value) {
+    fn spend(&mut self, count: usize) -> Result<(), String> {
+        let room = self.room.checked_sub(count);
+        self.room = room.ok_or_else(|| format!("the pickle describes more than {MAX_VALUES} values"))?;
+        Ok(())
+    }
+    fn push(&mut self, value: Value) -> Result<(), String> {
+        self.spend(1)?;
         self.stack.push(self.values.len());
         self.values.push(value);
+        Ok(())
     }
     fn top(&self) -> Result<Id, String> {
         self.stack.last().copied().ok_or_else(|| "an empty pickle stack".to_string())
@@ -287,36 +327,32 @@ impl Machine<'_> {
         Ok(self.stack.split_off(mark))
     }
     fn remember(&mut self, slot: u32) -> Result<(), String> {
+        self.spend(1)?;
         let id = self.top()?;
         self.memo.insert(slot, id);
         Ok(())
     }
     fn recall(&mut self, slot: u32) -> Result<(), String> {
         let id = *self.memo.get(&slot).ok_or_else(|| format!("pickle memo {slot} was never set"))?;
+        self.spend(1)?;
         self.stack.push(id);
         Ok(())
     }
     fn text(&mut self, length: usize) -> Result<(), String> {
         let text = std::str::from_utf8(self.take(length)?).map_err(|_| "a text in the pickle is not UTF-8")?;
         let text = Rc::from(text);
-        self.push(Value::Text(text));
-        Ok(())
+        self.push(Value::Text(text))
     }
     fn long(&mut self) -> Result<(), String> {
         let length = usize::from(self.byte()?);
+        if length > 16 {
+            return Err(format!("a whole number of {length} bytes in the pickle"));
+        }
         let bytes = self.take(length)?;
-        // Seeds can be 64-bit unsigned; longer numbers are kept as floats, nothing that is read depends on them.
         let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
-        let value = if length <= 8 {
-            let mut buffer = [if negative { 0xff } else { 0 }; 8];
-            buffer[..length].copy_from_slice(bytes);
-            Value::Int(i64::from_le_bytes(buffer))
-        } else {
-            let magnitude = bytes.iter().rev().fold(0.0, |x, &b| x * 256.0 + f64::from(b));
-            Value::Float(if negative { f64::NEG_INFINITY } else { magnitude })
-        };
-        self.push(value);
-        Ok(())
+        let mut buffer = [if negative { 0xff } else { 0 }; 16];
+        buffer[..length].copy_from_slice(bytes);
+        self.push(Value::Int(i128::from_le_bytes(buffer)))
     }
     fn extend_list(&mut self, items: &[Id]) -> Result<(), String> {
         let target = self.top()?;
@@ -357,8 +393,7 @@ impl Machine<'_> {
                 ));
             }
         };
-        self.push(Value::Global(global));
-        Ok(())
+        self.push(Value::Global(global))
     }
     /// A persistent id: ("storage", class, key, device, elements).
     fn storage(&mut self) -> Result<(), String> {
@@ -367,8 +402,12 @@ impl Machine<'_> {
             Value::List(parts) => match parts[..] {
                 [tag, class, key, _, len] if self.is_text(tag, "storage") => {
                     match (&self.values[class], &self.values[key], &self.values[len]) {
-                        (Value::Global(Global::Storage(kind)), Value::Text(key), Value::Int(len)) if *len >= 0 => {
-                            Some(Value::Storage { kind: kind.clone(), key: key.clone(), len: *len as u64 })
+                        (Value::Global(Global::Storage(kind)), Value::Text(key), Value::Int(len)) => {
+                            u64::try_from(*len).ok().map(|len| Value::Storage {
+                                kind: kind.clone(),
+                                key: key.clone(),
+                                len,
+                            })
                         }
                         _ => None,
                     }
@@ -377,8 +416,7 @@ impl Machine<'_> {
             },
             _ => None,
         };
-        self.push(found.ok_or("a storage of the pickle is not described as torch does it")?);
-        Ok(())
+        self.push(found.ok_or("a storage of the pickle is not described as torch does it")?)
     }
     fn is_text(&self, id: Id, text: &str) -> bool {
         matches!(&self.values[id], Value::Text(s) if &**s == text)
@@ -401,8 +439,10 @@ impl Machine<'_> {
             }
             _ => return Err("the pickle calls a function with arguments that torch does not give it".into()),
         };
-        self.push(made);
-        Ok(())
+        if matches!(made, Value::Tensor(_)) {
+            self.spend(TENSOR_COST)?;
+        }
+        self.push(made)
     }
     fn tensor(&self, storage: Id, offset: Id, shape: Id, stride: Id) -> Option<Value> {
         let Value::Storage { kind, key, len } = &self.values[storage] else { return None };

@@ -163,3 +163,80 @@ impl<T: Real> AttentionStage<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model, random};
+
+    fn stage() -> (AttentionStage<f64>, usize) {
+        let model = committed_model("heads_4_focus_2");
+        let attention = model.weights().blocks[0].convolution.attention.as_ref().unwrap();
+        (AttentionStage::new(attention, model.config().eps), model.config().hidden())
+    }
+
+    #[test]
+    fn adjoint_of_queries_and_keys_matches_differences() {
+        let ((stage, width), nodes) = (stage(), 2);
+        let forward = |x: &[f64]| {
+            let (query, key) = stage.queries_keys(nodes, x);
+            [query, key].concat()
+        };
+        check_adjoint(&random(1, nodes * width), forward, |x, grad| {
+            let (query, key) = grad.split_at(nodes * width);
+            let mut out = vec![0.0; x.len()];
+            stage.queries_keys_adjoint(nodes, x, query, key, &mut out);
+            out
+        });
+    }
+
+    #[test]
+    fn adjoint_of_the_gates_matches_differences() {
+        let ((stage, width), nodes) = (stage(), 2);
+        check_adjoint(
+            &random(2, nodes * width),
+            |x| stage.gates(nodes, x),
+            |x, grad| {
+                let mut out = vec![0.0; x.len()];
+                stage.gates_adjoint(nodes, x, &stage.gates(nodes, x), &mut grad.to_vec(), &mut out);
+                out
+            },
+        );
+    }
+
+    /// The form that the message stage uses: `dE/dlogit = alpha (g - sum alpha g)`, null mass in the normalisation only.
+    #[test]
+    fn adjoint_of_the_softmax_matches_differences() {
+        let (stage, _) = stage();
+        let weight = [0.9, 0.4, 0.0, 1e-3];
+        let columns = stage.focuses * stage.heads;
+        let forward = |x: &[f64]| {
+            let mut alpha = x.to_vec();
+            stage.softmax(&weight, &mut alpha);
+            alpha
+        };
+        check_adjoint(&random(3, weight.len() * columns), forward, |x, grad| {
+            let alpha = forward(x);
+            let along = |column: usize| -> f64 {
+                (0..weight.len()).map(|e| alpha[e * columns + column] * grad[e * columns + column]).sum()
+            };
+            (0..x.len()).map(|k| alpha[k] * (grad[k] - along(k % columns))).collect()
+        });
+    }
+
+    #[test]
+    fn softmax_is_its_definition_and_survives_large_logits() {
+        let (stage, _) = stage();
+        let (weight, columns) = ([0.9, 0.0], stage.focuses * stage.heads);
+        let mut alpha = vec![0.5; 2 * columns];
+        stage.softmax(&weight, &mut alpha);
+        for (column, null) in stage.null_mass.iter().enumerate() {
+            let mass = 0.81 * 0.5f64.exp();
+            assert!((alpha[column] - mass / (null + mass)).abs() < 1e-15);
+            assert_eq!(alpha[columns + column], 0.0);
+        }
+        let mut alpha = [vec![800.0; columns], vec![-800.0; columns]].concat();
+        stage.softmax(&[1.0, 1.0], &mut alpha);
+        assert!(alpha[..columns].iter().all(|&a| a == 1.0) && alpha[columns..].iter().all(|&a| a == 0.0));
+    }
+}

@@ -2,11 +2,7 @@
 
 use crate::graph::Graph;
 use crate::math::envelope::Envelope;
-use crate::{Error, Result};
 use rayon::prelude::*;
-
-/// Edges shorter than this are atoms on top of each other, Å.
-pub const SHORTEST_EDGE: f64 = 1e-6;
 
 /// Edge scalars in edge order, node scalars of the owned nodes.
 pub struct EdgeGeometry {
@@ -49,8 +45,8 @@ impl EdgeGradient {
 }
 
 impl EdgeGeometry {
-    /// `floor`: of the node normaliser (SPEC 3). Errors: `Structure` for vectors that are not finite or too short.
-    pub fn new(graph: &Graph, envelope: &Envelope, eps: f64, floor: f64) -> Result<Self> {
+    /// `floor`: of the node normaliser (SPEC 3).
+    pub fn new(graph: &Graph, envelope: &Envelope, eps: f64, floor: f64) -> Self {
         let scalars: Vec<(f64, [f64; 3], (f64, f64))> = graph
             .vec
             .par_iter()
@@ -60,27 +56,18 @@ impl EdgeGeometry {
                 (distance, v.map(|x| x / length2.sqrt()), envelope.value_and_slope(distance))
             })
             .collect();
-        if let Some(e) = graph.vec.iter().position(|v| !(v.iter().map(|x| x * x).sum::<f64>().sqrt() >= SHORTEST_EDGE))
-        {
-            return Err(Error::Structure(format!(
-                "atoms {} and {} are {:e} Å apart: positions must be finite and atoms further apart than {SHORTEST_EDGE:e} Å",
-                graph.dst[e] + 1,
-                graph.src[e] + 1,
-                graph.vec[e].iter().map(|x| x * x).sum::<f64>().sqrt()
-            )));
-        }
         let normaliser = (0..graph.n_owned)
             .map(|i| {
                 let sum: f64 = scalars[graph.dst_start[i]..graph.dst_start[i + 1]].iter().map(|s| s.2.0 * s.2.0).sum();
                 1.0 / (sum + floor).sqrt()
             })
             .collect();
-        Ok(EdgeGeometry {
+        EdgeGeometry {
             distance: scalars.iter().map(|s| s.0).collect(),
             direction: scalars.iter().map(|s| s.1).collect(),
             weight: scalars.iter().map(|s| s.2.0).collect(),
             weight_slope: scalars.iter().map(|s| s.2.1).collect(),
             normaliser,
-        })
+        }
     }
 }

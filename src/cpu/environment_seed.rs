@@ -237,3 +237,92 @@ impl<T: Real> EnvironmentSeed<T> {
         grad_matrices
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::radial::RadialStage;
+    use crate::cpu::testing::{check_adjoint, committed_model, random};
+    use crate::model::Model;
+
+    /// With the norms of the FiLM halves, and without.
+    fn for_each_model(check: impl Fn(&Model, &EnvironmentSeed<f64>)) {
+        for name in ["base", "edge_norm_off"] {
+            let model = committed_model(name);
+            let seed = model.weights().env_seed.as_ref().unwrap();
+            check(&model, &EnvironmentSeed::new(model.config(), seed));
+        }
+    }
+
+    #[test]
+    fn adjoint_of_the_film_matches_differences() {
+        for_each_model(|model, stage| {
+            let nodes = 2;
+            let table = &model.weights().type_embedding;
+            let types = [table.row(1), table.row(0)];
+            let forward = |x: &[f64]| {
+                let mut out = vec![0.0; nodes * model.config().channels];
+                stage.film(nodes, x, &types, &mut out);
+                out
+            };
+            check_adjoint(&random(1, nodes * stage.matrix_len()), forward, |x, grad| {
+                stage.film_adjoint(nodes, x, &types, grad)
+            });
+        });
+    }
+
+    #[test]
+    fn adjoint_of_the_edge_features_matches_differences() {
+        for_each_model(|model, stage| {
+            let graph = Graph { types: vec![0, 1], src: vec![1, 0], dst: vec![0, 1], ..Graph::default() };
+            let features = |rbf: &[f64]| {
+                let radial = RadialStage::<f64>::new(model.config(), model.weights());
+                let mut forward = radial.forward(&radial.basis(&[1.0, 2.0]), 0..2);
+                forward.rbf.copy_from_slice(rbf);
+                stage.edges(&graph, &forward, 0..2)
+            };
+            check_adjoint(
+                &random(2, 2 * model.config().n_radial),
+                |x| features(x).g.to_vec(),
+                |x, grad| stage.edges_adjoint(&features(x), grad).to_vec(),
+            );
+        });
+    }
+
+    #[test]
+    fn adjoint_of_an_edge_in_the_matrix_matches_differences() {
+        for_each_model(|_, stage| {
+            let width = stage.widths.embed;
+            // Weight, distance, rotation vector about a direction; then the features of the edge.
+            let direction = [2.0 / 7.0, -3.0 / 7.0, 6.0 / 7.0];
+            let geometry = |x: &[f64]| {
+                let turned = crate::math::testing::apply(&rotation([x[2], x[3], x[4]]), direction);
+                EdgeGeometry {
+                    distance: vec![x[1]],
+                    direction: vec![turned],
+                    weight: vec![x[0]],
+                    weight_slope: vec![0.0],
+                    normaliser: vec![1.0],
+                }
+            };
+            let x = [vec![0.7, 1.9, 0.0, 0.0, 0.0], random(3, width)].concat();
+            let forward = |x: &[f64]| {
+                let mut matrix = vec![0.0; stage.matrix_len()];
+                stage.add_edge(EnvironmentSeed::<f64>::coordinates(&geometry(x), 0), &x[5..], &mut matrix);
+                matrix
+            };
+            check_adjoint(&x, forward, |x, grad| {
+                let (mut grad_g, mut edge) = (vec![0.0; width], EdgeGradient::default());
+                let (dw, dr) = stage.add_edge_adjoint(&geometry(x), 0, &x[5..], grad, &mut grad_g, &mut edge);
+                [vec![dw, dr], edge.torque.to_vec(), grad_g].concat()
+            });
+        });
+    }
+
+    /// The rotation about a vector by its length.
+    fn rotation(v: [f64; 3]) -> crate::math::Matrix3 {
+        let angle = v.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let axis = if angle == 0.0 { [0.0, 0.0, 1.0] } else { v.map(|x| x / angle) };
+        crate::math::testing::rotation_about(axis, angle)
+    }
+}

@@ -36,11 +36,11 @@ pub fn equivariant_norm<T: Real>(norm: &EquivariantNorm<T>, nodes: usize, x: &[T
     inverse.iter_mut().for_each(|v| *v = T::one() / (*v + eps).sqrt());
     for row in 0..rows {
         let scale = norm.scale.row(row.isqrt());
-        for node in 0..nodes {
+        for (node, &inverse) in inverse.iter().enumerate() {
             let at = (row * nodes + node) * channels;
             for c in 0..channels {
                 let bias = if row == 0 { norm.bias[c] } else { T::zero() };
-                out[at + c] = centred[at + c] * inverse[node] * scale[c] + bias;
+                out[at + c] = centred[at + c] * inverse * scale[c] + bias;
             }
         }
     }
@@ -59,19 +59,19 @@ pub fn equivariant_norm_adjoint<T: Real>(
     let mut along = vec![T::zero(); nodes];
     for row in 0..rows {
         let scale = norm.scale.row(row.isqrt());
-        for node in 0..nodes {
+        for (node, along) in along.iter_mut().enumerate() {
             let at = (row * nodes + node) * channels;
             for c in 0..channels {
                 grad[at + c] *= scale[c];
-                along[node] += grad[at + c] * forward.centred[at + c];
+                *along += grad[at + c] * forward.centred[at + c];
             }
         }
     }
     for row in 0..rows {
         let weight = balance::<T>(row.isqrt(), degrees, channels);
-        for node in 0..nodes {
+        for (node, &along) in along.iter().enumerate() {
             let inverse = forward.inverse[node];
-            let pull = along[node] * inverse * inverse * inverse * weight;
+            let pull = along * inverse * inverse * inverse * weight;
             let at = (row * nodes + node) * channels;
             for c in 0..channels {
                 grad[at + c] = grad[at + c] * inverse - pull * forward.centred[at + c];

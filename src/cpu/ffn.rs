@@ -17,14 +17,17 @@ pub struct FfnStage<T> {
 }
 
 enum Kind<T> {
-    Grid {
-        left: DegreeLinear<T>,
-        right: DegreeLinear<T>,
-        scalars: Matrix<T>,
-        frames: usize,
-        operation: GridOperation<T>,
-    },
+    Grid(Box<Grid<T>>),
     Gated(Gated<T>),
+}
+
+/// A product on a grid between merged input maps and the second linear map.
+struct Grid<T> {
+    left: DegreeLinear<T>,
+    right: DegreeLinear<T>,
+    scalars: Matrix<T>,
+    frames: usize,
+    operation: GridOperation<T>,
 }
 
 /// What the adjoint of an FFN needs.
@@ -40,13 +43,13 @@ impl<T: Real> FfnStage<T> {
         let degree = ffn.linear1.len() - 1;
         let grid = |projector, net: &crate::model::parameters::GridNet<f64>| {
             let input = ffn_input(ffn)?;
-            Some(Kind::Grid {
+            Some(Kind::Grid(Box::new(Grid {
                 operation: GridOperation::new(projector, net, input.width),
                 frames: net.frames,
                 left: cast(&input.left),
                 right: cast(&input.right),
                 scalars: input.scalars?.cast(&T::of),
-            })
+            })))
         };
         let kind = match &ffn.nonlinearity {
             FfnNonlinearity::So3Grid { k, net } => grid(Projector::so3(degree, *k), net),
@@ -67,7 +70,8 @@ impl<T: Real> FfnStage<T> {
     /// `out <- ffn(x)`.
     pub fn forward(&self, nodes: usize, x: &[T], out: &mut [T]) -> FfnForward<T> {
         match &self.kind {
-            Kind::Grid { left, right, scalars, frames, operation } => {
+            Kind::Grid(grid) => {
+                let Grid { left, right, scalars, frames, operation } = &**grid;
                 let mut l = vec![T::zero(); operation.input_len(nodes)];
                 let mut r = vec![T::zero(); operation.input_len(nodes)];
                 expand_frames(left, *frames, nodes, x, &mut l);
@@ -89,7 +93,8 @@ impl<T: Real> FfnStage<T> {
     /// `grad_x <- adjoint(grad)` (set or added).
     pub fn adjoint(&self, nodes: usize, forward: &FfnForward<T>, grad: &[T], grad_x: &mut [T], into: Into) {
         match (&self.kind, forward) {
-            (Kind::Grid { left, right, scalars, frames, operation }, FfnForward::Grid { scalars: s, grid }) => {
+            (Kind::Grid(parts), FfnForward::Grid { scalars: s, grid }) => {
+                let Grid { left, right, scalars, frames, operation } = &**parts;
                 let width = self.linear2[0].rows;
                 let rows = self.linear2.len() * self.linear2.len() * nodes;
                 let mut grad_grid = vec![T::zero(); rows * width];
@@ -216,6 +221,35 @@ impl<T: Real> Gated<T> {
                     }
                 }
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model, random};
+
+    #[test]
+    fn adjoint_matches_differences() {
+        let grids =
+            ["base", "ffn_s2_mlp", "ffn_s2_branch_2", "ffn_so3_glu", "ffn_so3_mlp", "ffn_so3_branch_2", "kmax_2"];
+        for name in [&grids[..], &["ffn_gated", "ffn_plain"]].concat() {
+            let model = committed_model(name);
+            let stage = FfnStage::<f64>::new(&model.weights().blocks[0].ffns[0].ffn, model.config().activation);
+            let (nodes, degree) = (2, model.config().blocks[0].node_l);
+            let x = random(1, (degree + 1) * (degree + 1) * nodes * model.config().channels);
+            let forward = |x: &[f64]| {
+                let mut out = vec![0.0; x.len()];
+                stage.forward(nodes, x, &mut out);
+                out
+            };
+            check_adjoint(&x, forward, |x, grad| {
+                let saved = stage.forward(nodes, x, &mut vec![0.0; x.len()]);
+                let mut out = vec![0.0; x.len()];
+                stage.adjoint(nodes, &saved, grad, &mut out, Into::Set);
+                out
+            });
         }
     }
 }

@@ -77,3 +77,30 @@ impl<T: Real> FittingStage<T> {
         grad
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model, random};
+
+    #[test]
+    fn adjoint_matches_differences() {
+        for name in ["base", "fitting_2_layers"] {
+            let model = committed_model(name);
+            let stage = FittingStage::<f64>::new(&model.weights().fitting, model.config().fitting.activation);
+            let types = [1, -1, 0];
+            let channels = model.config().channels;
+            let forward = |x: &[f64]| {
+                let mut energy = vec![0.0; types.len()];
+                stage.forward(x, &types, &mut energy);
+                energy
+            };
+            // The stage gives dE/d(descriptor) of the sum; atoms do not see each other.
+            check_adjoint(&random(1, types.len() * channels), forward, |x, grad| {
+                let saved = stage.forward(x, &types, &mut vec![0.0; types.len()]);
+                let slopes = stage.adjoint(&types, &saved);
+                slopes.iter().enumerate().map(|(k, s)| s * grad[k / channels]).collect()
+            });
+        }
+    }
+}

@@ -85,3 +85,40 @@ impl<T: Real> FocusCompetition<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model, random};
+
+    #[test]
+    fn adjoint_matches_differences() {
+        // With the norm, and without.
+        for name in ["focus_3", "edge_norm_off"] {
+            let model = committed_model(name);
+            let weights = model.weights().blocks[0].convolution.competition.as_ref().unwrap();
+            let stage = FocusCompetition::<f64>::new(weights, model.config().eps);
+            let x = random(1, model.config().hidden());
+            check_adjoint(
+                &x,
+                |x| stage.forward(x),
+                |x, grad| {
+                    let mut out = vec![0.0; x.len()];
+                    stage.adjoint(x, grad, &mut out);
+                    out
+                },
+            );
+        }
+    }
+
+    #[test]
+    fn shares_sum_to_one_and_none_vanishes() {
+        let model = committed_model("focus_3");
+        let weights = model.weights().blocks[0].convolution.competition.as_ref().unwrap();
+        let stage = FocusCompetition::<f64>::new(weights, model.config().eps);
+        for shares in stage.forward(&random(2, 5 * model.config().hidden())).chunks_exact(3) {
+            assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-14);
+            assert!(shares.iter().all(|&s| s >= 0.02 / 3.0));
+        }
+    }
+}

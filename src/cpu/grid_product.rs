@@ -29,6 +29,9 @@ pub struct Projector<T> {
     terms: Vec<(usize, usize, usize, T)>,
 }
 
+/// For each frame the first component that it feeds, and its matrix.
+pub type FrameMatrices<T> = Vec<(usize, Matrix<T>)>;
+
 /// One frame's rows (component, point) against its coefficients of degree |k| and above.
 struct FrameMatrix<T> {
     /// First of the components it feeds, and how many: 1 for k = 0, else cos and sin.
@@ -93,6 +96,12 @@ impl<T: Real> Projector<T> {
             })
             .collect();
         Projector { degree, points: rule.points.len(), frames, to, from, terms: product_terms(frames) }
+    }
+
+    /// For each frame the first component it feeds and its matrix, to the grid and (transposed) back; sphere points.
+    pub fn matrices(&self) -> (FrameMatrices<T>, FrameMatrices<T>, usize) {
+        let list = |m: &[FrameMatrix<T>]| m.iter().map(|f| (f.component, f.matrix.clone())).collect();
+        (list(&self.to), list(&self.from), self.points)
     }
 
     /// Values of a grid function of the given width: `[component][point][width]`.

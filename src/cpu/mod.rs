@@ -6,14 +6,14 @@
 
 mod attention;
 mod block;
-pub mod edge_geometry;
+mod edge_geometry;
 mod environment_seed;
 mod equivariant_norm;
 mod ffn;
 mod fitting;
 mod focus_competition;
 mod force_virial;
-mod grid_product;
+pub mod grid_product;
 mod message;
 mod node_linear;
 mod node_start;
@@ -24,6 +24,7 @@ pub mod real;
 mod rotate_mix;
 mod scratch;
 mod so2_stack;
+pub mod stages;
 #[cfg(test)]
 pub mod testing;
 mod tiles;
@@ -133,7 +134,7 @@ impl<T: Real> CpuEngine<T> {
 
 impl<T: Real> Engine for CpuEngine<T> {
     fn evaluate(&mut self, graph: &Graph, want: Request, exchange: &mut dyn Exchange) -> Result<Evaluation> {
-        let step = Step::new(self, graph)?;
+        let step = Step::new(self, graph);
         let (evaluation, held) = step.run(want, exchange)?;
         let values = [evaluation.energy].into_iter().chain(evaluation.forces.iter().flatten().copied());
         if let Some(bad) = values.into_iter().find(|x| !x.is_finite()) {
@@ -156,9 +157,9 @@ impl<T: Real> Engine for CpuEngine<T> {
 }
 
 impl<'a, T: Real> Step<'a, T> {
-    fn new(engine: &'a CpuEngine<T>, graph: &'a Graph) -> Result<Self> {
+    fn new(engine: &'a CpuEngine<T>, graph: &'a Graph) -> Self {
         let mut time = engine.profile.start();
-        let geometry = EdgeGeometry::new(graph, &engine.envelope, engine.eps, engine.floor)?;
+        let geometry = EdgeGeometry::new(graph, &engine.envelope, engine.eps, engine.floor);
         let mut source_position = vec![0; graph.n_edges()];
         for (position, &edge) in graph.src_edges.iter().enumerate() {
             source_position[edge as usize] = position as u32;
@@ -166,7 +167,7 @@ impl<'a, T: Real> Step<'a, T> {
         time.stage(Stage::EdgeGeometry);
         let basis = engine.radial.basis(&geometry.distance);
         time.stage(Stage::Radial);
-        Ok(Step {
+        Step {
             graph,
             geometry,
             basis,
@@ -174,7 +175,7 @@ impl<'a, T: Real> Step<'a, T> {
             sources: chunk_rows(&graph.src_start),
             source_position,
             engine,
-        })
+        }
     }
 
     fn edges(&self) -> Edges<'_, T> {

@@ -148,3 +148,29 @@ impl<T: Real> RadialStage<T> {
         grad
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model};
+
+    #[test]
+    fn slopes_match_differences() {
+        for name in ["base", "edge_norm_off", "gaussian", "radial_mlp"] {
+            let model = committed_model(name);
+            let stage = RadialStage::<f64>::new(model.config(), model.weights());
+            check_adjoint(
+                &[0.9, 2.0, 3.7, 5.6],
+                |x| stage.forward(&stage.basis(x), 0..x.len()).hidden.to_vec(),
+                |x, grad| {
+                    let basis = stage.basis(x);
+                    let mut grad_hidden = Buffer::stale(grad.len());
+                    grad_hidden.copy_from_slice(grad);
+                    let grad_rbf = stage.adjoint(&stage.forward(&basis, 0..x.len()), grad_hidden);
+                    let rows = grad_rbf.chunks_exact(basis.len).enumerate();
+                    rows.map(|(e, g)| basis.slope_along_edge(e, g)).collect()
+                },
+            );
+        }
+    }
+}

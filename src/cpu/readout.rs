@@ -209,3 +209,25 @@ impl<T: Real> ScalarGrid<T> {
         matmul_transposed(grad_scalars, View::from(&self.scalars), grad_x, self.scalars.rows, Into::Add);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model, random};
+
+    #[test]
+    fn adjoint_matches_differences() {
+        let grids = ["readout_glu", "readout_mlp", "readout_glu_layers_2", "readout_mlp_layers_2"];
+        for name in [&grids[..], &["base", "readout_scalar_layers_2"]].concat() {
+            let model = committed_model(name);
+            let stage = ReadoutStage::<f64>::new(model.config(), model.weights());
+            let nodes = 2;
+            let x = random(1, stage.rows() * nodes * model.config().channels);
+            check_adjoint(
+                &x,
+                |x| stage.forward(nodes, x).0,
+                |x, grad| stage.adjoint(nodes, &stage.forward(nodes, x).1, grad),
+            );
+        }
+    }
+}

@@ -32,7 +32,7 @@ impl Real for f32 {
         /// Adding it to |x| < 2^22 rounds x to an integer, which then lies in the last bits.
         const ROUND: f32 = 12_582_912.0;
         // ln 2 in two parts; products of the first with k are exact.
-        const LN2: [f32; 2] = [0.693_359_375, -2.121_944_4e-4];
+        const LN2: [f32; 2] = [355.0 / 512.0, -2.121_944_4e-4];
         let x = if self > 89.0 { 89.0 } else { self };
         let x = if x < -104.0 { -104.0 } else { x };
         let shifted = x * std::f32::consts::LOG2_E + ROUND;
@@ -255,7 +255,7 @@ pub fn dot<T: Real>(x: &[T], y: &[T]) -> T {
 fn sum_lanes<T: Real>(mut sums: [T; LANES]) -> T {
     for half in [8, 4, 2, 1] {
         for i in 0..half {
-            sums[i] = sums[i] + sums[i + half];
+            sums[i] += sums[i + half];
         }
     }
     sums[0]

@@ -260,3 +260,62 @@ impl<T: Real> RotateMix<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model, random};
+    use crate::math::wigner::edge_frame;
+
+    /// One model of each radial mode: its first block's rotations, Wigner-D tables and kernel length.
+    fn for_each_mode(check: impl Fn(&RotateMix<f64>, &Wigner, usize)) {
+        for name in ["radial_none", "radial_degree", "radial_rank_3", "radial_full_rank", "focus_3"] {
+            let model = committed_model(name);
+            let (config, degrees) = (model.config(), model.config().blocks[0]);
+            let convolution = &model.weights().blocks[0].convolution;
+            let wigner = Wigner::new(degrees.l);
+            let (shape, mode) = ((config.n_focus, config.focus_dim), config.radial_mode);
+            let stage = RotateMix::new(convolution, mode, &wigner, (degrees.l, degrees.m), shape);
+            let factors = (degrees.l + 1) * config.hidden();
+            let kernel = convolution.degree_mixer.as_ref().map_or(factors, |mixer| mixer.weight.cols);
+            check(&stage, &wigner, kernel);
+        }
+    }
+
+    #[test]
+    fn adjoint_of_the_mixing_matches_differences() {
+        for_each_mode(|stage, _, kernel| {
+            let x = random(1, kernel + stage.len());
+            let forward = |x: &[f64]| {
+                let mut mixed = vec![0.0; stage.len()];
+                stage.mix(&x[..kernel], &x[kernel..], &mut mixed, &mut vec![0.0; stage.width()]);
+                mixed
+            };
+            check_adjoint(&x, forward, |x, grad| {
+                let (mut grad_kernel, mut grad_y) = (vec![0.0; kernel], vec![0.0; stage.len()]);
+                let mut room = vec![0.0; stage.len()];
+                stage.mix_adjoint(&x[..kernel], &x[kernel..], grad, &mut grad_y, &mut grad_kernel, &mut room);
+                [grad_kernel, grad_y].concat()
+            });
+        });
+    }
+
+    #[test]
+    fn the_way_back_is_the_adjoint_of_the_rotation() {
+        for_each_mode(|stage, wigner, _| {
+            let mut record = vec![0.0; wigner.record_len()];
+            wigner.assemble(&edge_frame([2.0 / 7.0, -3.0 / 7.0, 6.0 / 7.0]), &mut record);
+            let x = random(2, (wigner.lmax() + 1) * (wigner.lmax() + 1) * stage.width());
+            let forward = |x: &[f64]| {
+                let mut y = vec![0.0; stage.len()];
+                stage.rotate(&record, x, &mut y);
+                y
+            };
+            check_adjoint(&x, forward, |x, grad| {
+                let mut back = vec![0.0; x.len()];
+                stage.rotate_transposed(&record, grad, &mut back);
+                back
+            });
+        });
+    }
+}

@@ -219,3 +219,33 @@ impl<'a, T: Real, I: Iterator<Item = &'a LayerForward<T>>> NextIfGated<'a, T> fo
         if gated { self.next() } else { None }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::testing::{check_adjoint, committed_model, random};
+
+    #[test]
+    fn adjoint_matches_differences() {
+        for name in ["lmax_0", "mmax_2", "neo_like"] {
+            let model = committed_model(name);
+            let (config, degrees) = (model.config(), model.config().blocks[0]);
+            let layers = &model.weights().blocks[0].convolution.layers;
+            let shape = (config.n_focus, config.focus_dim);
+            let stack = So2Stack::<f64>::new(layers, (degrees.l, degrees.m), shape, config.activation);
+            let edges = 2;
+            let x = random(1, edges * stack.edge_len());
+            let forward = |x: &[f64]| {
+                let mut y = x.to_vec();
+                stack.forward(edges, &mut y);
+                y
+            };
+            check_adjoint(&x, forward, |x, grad| {
+                let saved = stack.forward(edges, &mut x.to_vec());
+                let mut grad = grad.to_vec();
+                stack.adjoint(edges, &saved, &mut grad);
+                grad
+            });
+        }
+    }
+}

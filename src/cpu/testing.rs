@@ -1,5 +1,14 @@
 //! What the stage tests share: reproducible numbers and the check of an adjoint against differences.
 
+use crate::model::Model;
+use std::path::Path;
+
+/// A model of the committed references, `tests/data/refs`: weights for the stages of its options.
+pub fn committed_model(name: &str) -> Model {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/refs");
+    Model::open(&folder.join(format!("{name}.pt")), None).unwrap()
+}
+
 /// `n` values in (-1, 1), the same for the same seed.
 pub fn random(seed: u64, n: usize) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def1;

@@ -3,18 +3,21 @@
 //! A known option with an unknown value and an option of an unknown name are errors: neither may be ignored.
 
 use crate::{Error, Result};
+use serde::Serialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
 /// Radial basis (SPEC 3).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Basis {
     Bessel,
     Gaussian,
 }
 
 /// How an edge's radial features act on the rotated message (SPEC 8.2, step 2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum RadialMode {
     /// One factor a degree and channel.
     None,
@@ -25,7 +28,8 @@ pub enum RadialMode {
 }
 
 /// Pointwise activation (SPEC 0).
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Activation {
     Linear,
     Relu,
@@ -38,7 +42,8 @@ pub enum Activation {
 }
 
 /// Operation of a grid nonlinearity (SPEC 10.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum GridOp {
     Glu,
     Mlp,
@@ -46,7 +51,8 @@ pub enum GridOp {
 }
 
 /// Attention over depth (SPEC 11).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum DepthAttention {
     None,
     Independent,
@@ -54,14 +60,15 @@ pub enum DepthAttention {
 }
 
 /// Read-out (SPEC 12).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Readout {
     Scalar,
     Grid(GridOp),
 }
 
 /// Degrees of one interaction block (SPEC 0).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BlockDegrees {
     /// Message degree L.
     pub l: usize,
@@ -74,7 +81,7 @@ pub struct BlockDegrees {
 }
 
 /// The configuration of a model.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Config {
     pub type_map: Vec<String>,
     /// Descriptor version: 1.0, 1.1 or 1.2 (SPEC 1).
@@ -141,7 +148,7 @@ pub struct Config {
 }
 
 /// Options of the fitting net (SPEC 16).
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FittingConfig {
     /// Hidden widths, 0 already replaced by the automatic width.
     pub neuron: Vec<usize>,
@@ -154,6 +161,9 @@ pub struct FittingConfig {
     pub exclude_types: Vec<u32>,
     pub has_atom_ener: bool,
 }
+
+/// Largest width, degree or number of parts that an option may ask for.
+const MAX_COUNT: u64 = 1 << 16;
 
 /// `32 ceil(n / 32)`, the automatic widths of SPEC 0.
 fn ceil32(n: f64) -> usize {
@@ -363,23 +373,19 @@ impl Config {
             type_map,
         };
         // Options that act in training or in statistics only (SPEC 4.3, 18, 20.1), or name things.
-        d.finish(&[
-            "sel",
-            "random_gamma",
-            "use_amp",
-            "precision",
-            "trainable",
-            "seed",
-            "type_map",
-            "ntypes",
-            "default_chg_spin",
-        ])?;
+        for name in ["random_gamma", "use_amp"] {
+            d.flag(name, true)?;
+        }
+        for name in ["use_compile", "enable_tf32"] {
+            model.flag(name, true)?;
+        }
+        for name in ["bridging_r_inner", "bridging_r_outer"] {
+            model.number(name, 0.0)?;
+        }
+        d.precision()?;
+        d.finish(&["sel", "trainable", "seed", "type_map", "ntypes", "default_chg_spin"])?;
         model.finish(&[
-            "bridging_r_inner",
-            "bridging_r_outer",
             "lora",
-            "use_compile",
-            "enable_tf32",
             "data_stat_nbatch",
             "data_stat_protect",
             "data_bias_nsample",
@@ -401,6 +407,9 @@ impl Config {
         if !(self.rcut.is_finite() && self.rcut > 0.0) {
             return Err(bad("descriptor", "rcut", &self.rcut.to_string(), "a positive cutoff in Å"));
         }
+        if !(self.eps.is_finite() && self.eps >= 0.0) {
+            return Err(bad("descriptor", "eps", &self.eps.to_string(), "a small number, 0 or more"));
+        }
         if self.env_exp.contains(&0) {
             return Err(bad("descriptor", "env_exp", &format!("{:?}", self.env_exp), "exponents of at least 1"));
         }
@@ -413,8 +422,7 @@ impl Config {
             ));
         }
         // A degree this high needs terabytes an atom; a damaged file must not make us try.
-        let limits =
-            [("lmax", self.node_lmax(), 32), ("channels", self.channels, 1 << 16), ("n_focus", self.n_focus, 1 << 10)];
+        let limits = [("lmax + extra_node_l", self.node_lmax(), 32), ("n_focus", self.n_focus, 1 << 10)];
         for (name, value, limit) in limits {
             if value > limit {
                 return Err(bad("descriptor", name, &value.to_string(), &format!("at most {limit}")));
@@ -456,11 +464,11 @@ impl FittingConfig {
             exclude_types: f.types("exclude_types", n_types)?,
             has_atom_ener: f.list("atom_ener")?.iter().any(|v| !v.is_null()),
         };
+        f.precision()?;
+        f.flag("resnet_dt", false)?;
         f.finish(&[
-            "precision",
             "seed",
             "default_fparam",
-            "resnet_dt",
             "trainable",
             "rcond",
             "use_aparam_as_mask",
@@ -487,7 +495,7 @@ fn check_kind(kind: &str, section: &str) -> Result<()> {
 fn block_degrees(d: &mut Options, kmax: usize, extra: usize) -> Result<Vec<BlockDegrees>> {
     let lmax = d.count("lmax", 3)?;
     let n_blocks = d.count("n_blocks", 3)?;
-    let l_schedule = d.optional_counts("l_schedule")?.unwrap_or_else(|| vec![lmax; n_blocks.min(1024)]);
+    let l_schedule = d.optional_counts("l_schedule")?.unwrap_or_else(|| vec![lmax; n_blocks]);
     let mmax = if d.is_null("mmax") { None } else { Some(d.count("mmax", 1)?) };
     let m_schedule = match d.optional_counts("m_schedule")? {
         Some(schedule) if schedule.len() == l_schedule.len() => schedule,
@@ -593,11 +601,16 @@ impl<'a> Options<'a> {
     fn optional_count(&mut self, name: &'static str) -> Result<Option<usize>> {
         self.get(name).map(|v| self.as_count(name, v)).transpose()
     }
-    /// A whole number that is not negative; Python's `False` stands for 0 as in the reference.
+    /// A whole number that is not negative; Python's `False` stands for 0 as in the reference. Bounded, so that sizes
+    /// made of a few of them stay far from overflow.
     fn as_count(&self, name: &str, v: &Value) -> Result<usize> {
         match v {
-            Value::Bool(b) => Ok(usize::from(*b)),
-            _ => v.as_u64().map(|n| n as usize).ok_or_else(|| self.wrong(name, v, "a whole number, 0 or more")),
+            Value::Bool(false) => Ok(0),
+            _ => v
+                .as_u64()
+                .filter(|&n| n <= MAX_COUNT)
+                .map(|n| n as usize)
+                .ok_or_else(|| self.wrong(name, v, &format!("a whole number from 0 to {MAX_COUNT}"))),
         }
     }
     fn counts(&mut self, name: &'static str, default: &[usize]) -> Result<Vec<usize>> {
@@ -677,6 +690,14 @@ impl<'a> Options<'a> {
             })
             .collect()
     }
+    /// The precision of the training; checked although the caller of an engine chooses that of a run.
+    fn precision(&mut self) -> Result<()> {
+        let word = self.text("precision", "default")?;
+        match word.to_ascii_lowercase().as_str() {
+            "default" | "float64" | "double" | "float32" | "single" | "float16" | "half" | "bfloat16" => Ok(()),
+            _ => Err(bad(self.section, "precision", &word, "float64, float32, float16 or bfloat16")),
+        }
+    }
     fn activation(&mut self, name: &'static str) -> Result<Activation> {
         let word = self.text(name, "silu")?;
         Ok(match word.to_ascii_lowercase().as_str() {
@@ -710,6 +731,277 @@ impl<'a> Options<'a> {
                 "option {}.{name} is not known to this version of sezm and could change the numbers; use a newer sezm",
                 self.section
             ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn read(descriptor: Value, model: Value, fitting: Value) -> Result<Config> {
+        let mut params = json!({"type_map": ["O", "H"], "descriptor": descriptor, "fitting_net": fitting});
+        let more = model.as_object().unwrap().clone();
+        params.as_object_mut().unwrap().extend(more);
+        Config::from_json(&params, 1.1)
+    }
+    fn descriptor(name: &str, value: Value) -> Result<Config> {
+        read(json!({name: value}), json!({}), json!({}))
+    }
+    fn model(name: &str, value: Value) -> Result<Config> {
+        read(json!({}), json!({name: value}), json!({}))
+    }
+    fn fitting(name: &str, value: Value) -> Result<Config> {
+        read(json!({}), json!({}), json!({name: value}))
+    }
+    fn message(found: Result<Config>) -> String {
+        match found {
+            Err(Error::Unsupported(message)) => message,
+            other => panic!("accepted: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_table() {
+        let c = read(json!({}), json!({}), json!({})).unwrap();
+        assert_eq!((c.rcut, c.n_radial, c.basis, c.env_exp), (6.0, 16, Basis::Bessel, [7, 5]));
+        assert_eq!((c.channels, &c.radial_mlp[..], c.edge_norm, c.use_env_seed), (64, &[64][..], true, true));
+        let block = BlockDegrees { l: 3, m: 1, k: 1, node_l: 3 };
+        assert_eq!((c.lmax, c.kmax, c.extra_node_l, &c.blocks[..]), (3, 1, 0, &[block; 3][..]));
+        assert_eq!((c.mixing_layers, c.radial_mode), (4, RadialMode::DegreeChannel { rank: 1 }));
+        assert_eq!((c.n_focus, c.focus_dim, c.n_atten_head), (1, 64, 1));
+        assert_eq!((c.grid_mlp, c.grid_branch, c.ffn_neurons, c.ffn_blocks), ([false; 3], [0; 3], 0, 1));
+        assert_eq!((c.s2_activation, c.lebedev_quadrature), ([false, true], [true, true]));
+        assert_eq!(c.sandwich_norm, [false, true, true, false]);
+        assert_eq!((c.readout, c.readout_layers), (Readout::Scalar, 1));
+        assert_eq!((c.activation, c.glu_activation, c.eps), (Activation::Silu, true, 1e-7));
+        assert!(c.exclude_types.is_empty() && c.atom_exclude_types.is_empty());
+        // 32 ceil(8 * 64 / 3 / 32)
+        assert_eq!(
+            (&c.fitting.neuron[..], c.fitting.activation, c.fitting.bias_out),
+            (&[192][..], Activation::Silu, false)
+        );
+        assert_eq!(c.unsupported(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn options_are_read_as_the_reference_reads_them() {
+        assert_eq!(descriptor("radial_mlp", json!([0, 7])).unwrap().radial_mlp, [64, 7]);
+        assert_eq!(descriptor("grid_branch", json!(2)).unwrap().grid_branch, [2; 3]);
+        assert_eq!(descriptor("grid_mlp", json!([false, true, false])).unwrap().grid_mlp, [false, true, false]);
+        assert_eq!(descriptor("lebedev_quadrature", json!(null)).unwrap().lebedev_quadrature, [true; 2]);
+        assert_eq!(descriptor("lebedev_quadrature", json!(false)).unwrap().lebedev_quadrature, [false; 2]);
+        assert_eq!(descriptor("mmax", json!(null)).unwrap().blocks[0].m, 3);
+        assert_eq!(descriptor("mmax", json!(9)).unwrap().blocks[0].m, 3);
+        assert_eq!(descriptor("kmax", json!(9)).unwrap().blocks[0].k, 3);
+        assert_eq!(descriptor("type", json!("SeZM")).unwrap().channels, 64);
+        let schedule = json!({"l_schedule": [3, 1], "m_schedule": [2, 0], "n_blocks": 7, "extra_node_l": 1});
+        let c = read(schedule, json!({}), json!({})).unwrap();
+        let blocks = [BlockDegrees { l: 3, m: 2, k: 1, node_l: 4 }, BlockDegrees { l: 1, m: 0, k: 1, node_l: 2 }];
+        assert_eq!((&c.blocks[..], c.node_lmax(), c.readout_degree()), (&blocks[..], 4, 2));
+        let c = read(json!({"mixing_layers": 4, "so2_layers": 2}), json!({}), json!({})).unwrap();
+        assert_eq!(c.mixing_layers, 2);
+        let c = read(json!({"exclude_types": [[0, 1]]}), json!({"pair_exclude_types": [[1, 1]]}), json!({})).unwrap();
+        assert_eq!(c.exclude_types, [(0, 1), (1, 1)]);
+        assert!(descriptor("n_blocks", json!(0)).unwrap().blocks.is_empty());
+    }
+
+    /// Widths of SPEC section 0 for the channel counts of the released models.
+    #[test]
+    fn automatic_widths_are_multiples_of_32() {
+        let with = |channels: usize| descriptor("channels", json!(channels)).unwrap();
+        assert_eq!((with(32).ffn_hidden(true), with(32).ffn_hidden(false)), (96, 128));
+        assert_eq!((with(64).ffn_hidden(true), with(64).ffn_hidden(false)), (192, 256));
+        let widths = EnvWidths { embed: 64, types: 16, axis: 8, radial: 32, hidden: 128 };
+        assert_eq!(with(64).env_widths(), widths);
+        let widths = EnvWidths { embed: 32, types: 8, axis: 4, radial: 32, hidden: 64 };
+        assert_eq!(with(32).env_widths(), widths);
+    }
+
+    const HUGE: u64 = u64::MAX;
+
+    #[test]
+    fn wrong_values_of_descriptor_options_name_the_option() {
+        let bad: &[(&str, &[Value])] = &[
+            ("type", &[json!("dpa3"), json!("se_e2_a"), json!(4)]),
+            ("rcut", &[json!("6"), json!(0), json!(-1.0), json!([6.0]), json!(true)]),
+            ("n_radial", &[json!(0), json!(-1), json!(1.5), json!("16"), json!(HUGE), json!([16])]),
+            ("basis_type", &[json!("gaussian/fix"), json!(1), json!(["bessel"])]),
+            ("env_exp", &[json!(5), json!([7]), json!([7, 5, 3]), json!([0, 5]), json!(["7", 5]), json!([HUGE, 5])]),
+            ("channels", &[json!(0), json!(-64), json!(64.0), json!("64"), json!(1u64 << 40), json!(true)]),
+            ("radial_mlp", &[json!(0), json!(["a"]), json!([-1]), json!([HUGE])]),
+            ("edge_norm", &[json!([true, false, true]), json!("yes"), json!(2), json!(1.0)]),
+            ("use_env_seed", &[json!("yes"), json!([true])]),
+            ("random_gamma", &[json!("yes"), json!(2)]),
+            ("lmax", &[json!(33), json!(-1), json!("3"), json!(HUGE), json!([3])]),
+            ("l_schedule", &[json!(3), json!([1, 3]), json!([HUGE]), json!(["3"])]),
+            ("mmax", &[json!("1"), json!(-1), json!(1.5), json!(true)]),
+            ("m_schedule", &[json!([1]), json!([4, 4, 4]), json!(1), json!([HUGE, 1, 1])]),
+            ("kmax", &[json!("1"), json!(-1), json!(HUGE)]),
+            ("extra_node_l", &[json!(30), json!(-1), json!("0"), json!(HUGE)]),
+            ("n_blocks", &[json!(-1), json!("3"), json!(HUGE), json!(3.0)]),
+            ("mixing_layers", &[json!(-1), json!("4"), json!(HUGE)]),
+            ("so2_layers", &[json!(-1), json!("4"), json!([4])]),
+            ("so2_norm", &[json!("no"), json!(3)]),
+            ("so2_attn_res", &[json!("some"), json!(true)]),
+            ("layer_scale", &[json!("no"), json!(0.5)]),
+            ("mlp_bias", &[json!("no"), json!([false])]),
+            ("radial_so2_mode", &[json!("channel"), json!(1)]),
+            ("radial_so2_rank", &[json!(-1), json!("1"), json!(HUGE)]),
+            ("n_focus", &[json!(0), json!(5000), json!("1"), json!(HUGE)]),
+            ("focus_dim", &[json!(-1), json!("0"), json!(HUGE)]),
+            ("n_atten_head", &[json!(3), json!(-1), json!("1"), json!(HUGE)]),
+            ("atten_f_mix", &[json!("no"), json!(7)]),
+            ("atten_v_proj", &[json!("no"), json!(7)]),
+            ("atten_o_proj", &[json!("no"), json!(7)]),
+            ("edge_cartesian", &[json!("no"), json!(7)]),
+            ("node_wise_s2", &[json!("no"), json!(7)]),
+            ("node_wise_so3", &[json!("no"), json!(7)]),
+            ("message_node_s2", &[json!("no"), json!(7)]),
+            ("message_node_so3", &[json!("no"), json!(7)]),
+            ("ffn_so3_grid", &[json!("no"), json!(7)]),
+            ("grid_branch", &[json!([0, 0]), json!("0"), json!(-1), json!([0, 0, HUGE]), json!([0, 0, "1"])]),
+            ("grid_mlp", &[json!([false, true]), json!("no"), json!([0, 0, 5])]),
+            ("s2_activation", &[json!([true]), json!(true), json!(["no", "yes"])]),
+            ("lebedev_quadrature", &[json!([true]), json!("yes"), json!(5)]),
+            ("ffn_neurons", &[json!(-1), json!("0"), json!(HUGE)]),
+            ("ffn_blocks", &[json!(0), json!(-1), json!("1"), json!(HUGE)]),
+            ("sandwich_norm", &[json!([true]), json!(true), json!("no"), json!([0, 1, 1, 2])]),
+            ("full_attn_res", &[json!("some"), json!(false)]),
+            ("block_attn_res", &[json!("some"), json!(false)]),
+            ("so3_readout", &[json!("branch"), json!(true)]),
+            ("readout_layers", &[json!(0), json!("1"), json!(HUGE)]),
+            ("activation_function", &[json!("swish"), json!(1)]),
+            ("glu_activation", &[json!("no"), json!(7)]),
+            ("use_amp", &[json!("no"), json!(7)]),
+            (
+                "exclude_types",
+                &[json!([[0, 2]]), json!([0]), json!([[0]]), json!([[0, -1]]), json!("OH"), json!([["O", "H"]])],
+            ),
+            ("precision", &[json!("float99"), json!(32)]),
+            ("eps", &[json!("small"), json!(-1e-7), json!([1e-7])]),
+            ("add_chg_spin_ebd", &[json!("no"), json!(7)]),
+        ];
+        for (name, values) in bad {
+            for value in *values {
+                let message = message(descriptor(name, value.clone()));
+                assert!(message.contains("descriptor"), "{name}: {message}");
+                let named = message.contains(&format!(".{name}")) || message.contains(&format!("descriptor {name} "));
+                // A degree is checked together with what it is added to.
+                let together = ["lmax", "extra_node_l"].contains(name) && message.contains("lmax + extra_node_l");
+                assert!(named || together, "{name} = {value}: {message}");
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_values_of_model_and_fitting_options_name_the_option() {
+        let bad: &[(&str, &[Value])] = &[
+            ("type", &[json!("ener"), json!(1)]),
+            ("type_map", &[json!([]), json!("OH"), json!([1, 2]), json!(null)]),
+            ("descriptor", &[json!(null), json!([])]),
+            ("fitting_net", &[json!(null), json!(3)]),
+            ("bridging_method", &[json!(5), json!(["ZBL"])]),
+            ("bridging_r_inner", &[json!("0.5"), json!([0.5])]),
+            ("bridging_r_outer", &[json!("0.8"), json!(true)]),
+            ("pair_exclude_types", &[json!([[0, 9]]), json!(1)]),
+            ("atom_exclude_types", &[json!([2]), json!(["O"]), json!(0)]),
+            ("use_compile", &[json!("no"), json!(7)]),
+            ("enable_tf32", &[json!("no"), json!(7)]),
+        ];
+        for (name, values) in bad {
+            for value in *values {
+                let message = message(model(name, value.clone()));
+                assert!(message.contains(name), "{name} = {value}: {message}");
+            }
+        }
+        let bad: &[(&str, &[Value])] = &[
+            ("type", &[json!("dipole"), json!(1)]),
+            ("neuron", &[json!(240), json!(["a"]), json!([-1]), json!([HUGE])]),
+            ("activation_function", &[json!("swish"), json!(1)]),
+            ("precision", &[json!("float99"), json!(32)]),
+            ("bias_out", &[json!("no"), json!(7)]),
+            ("resnet_dt", &[json!("no"), json!(7)]),
+            ("numb_fparam", &[json!(-1), json!("0"), json!(HUGE)]),
+            ("numb_aparam", &[json!(-1), json!("0"), json!(HUGE)]),
+            ("dim_case_embd", &[json!(-1), json!("0"), json!(HUGE)]),
+            ("case_film_embd", &[json!("no"), json!(7)]),
+            ("atom_ener", &[json!(1.0), json!("none")]),
+            ("exclude_types", &[json!([2]), json!(["O"]), json!(0)]),
+        ];
+        for (name, values) in bad {
+            for value in *values {
+                let message = message(fitting(name, value.clone()));
+                assert!(message.contains(&format!("fitting_net.{name}")), "{name} = {value}: {message}");
+            }
+        }
+    }
+
+    #[test]
+    fn unknown_options_are_refused_by_name() {
+        assert!(message(descriptor("edge_magic", json!(null))).contains("descriptor.edge_magic is not known"));
+        assert!(message(model("charge_magic", json!(1))).contains("model.charge_magic is not known"));
+        assert!(message(fitting("fit_magic", json!([]))).contains("fitting_net.fit_magic is not known"));
+        for version in [0.9, 1.3, 2.0, f64::NAN] {
+            let found = Config::from_json(&json!({"type_map": ["O"], "descriptor": {}, "fitting_net": {}}), version);
+            assert!(message(found).contains(&format!("version {version} is not known")));
+        }
+    }
+
+    #[test]
+    fn options_that_no_engine_evaluates_are_listed_by_name() {
+        let one = |found: Result<Config>, name: &str| {
+            let refused = found.unwrap().unsupported();
+            assert_eq!(refused.len(), 1, "{name}: {refused:?}");
+            assert!(refused[0].starts_with(name), "{name}: {refused:?}");
+        };
+        let cartesian = json!({"edge_cartesian": true, "lmax": 2});
+        one(read(cartesian, json!({}), json!({})), "edge_cartesian");
+        for name in [
+            "so2_norm",
+            "atten_f_mix",
+            "atten_v_proj",
+            "atten_o_proj",
+            "mlp_bias",
+            "layer_scale",
+            "node_wise_s2",
+            "node_wise_so3",
+            "message_node_s2",
+            "add_chg_spin_ebd",
+        ] {
+            one(descriptor(name, json!(true)), name);
+        }
+        for name in ["so2_attn_res", "full_attn_res", "block_attn_res"] {
+            one(descriptor(name, json!("dependent")), name);
+            one(descriptor(name, json!("independent")), name);
+        }
+        one(descriptor("node_cartesian", json!("default")), "node_cartesian");
+        one(descriptor("node_cartesian", json!(2)), "node_cartesian");
+        one(descriptor("s2_activation", json!([true, true])), "s2_activation[0]");
+        one(descriptor("lebedev_quadrature", json!(false)), "lebedev_quadrature");
+        let mixing = json!({"mixing_layers": 0, "radial_so2_mode": "none"});
+        one(read(mixing, json!({}), json!({})), "mixing_layers: 0 with radial_so2_mode none");
+        one(descriptor("use_spin", json!([true, false])), "spin");
+        one(descriptor("inner_clamp_r_inner", json!(0.5)), "bridging_method");
+        one(model("spin", json!({"use_spin": [true]})), "spin");
+        one(model("bridging_method", json!("ZBL")), "bridging_method");
+        one(model("atom_exclude_types", json!([1])), "atom_exclude_types");
+        one(fitting("numb_fparam", json!(2)), "fitting_net numb_fparam");
+        one(fitting("numb_aparam", json!(2)), "fitting_net numb_aparam");
+        one(fitting("dim_case_embd", json!(2)), "fitting_net dim_case_embd");
+        one(fitting("case_film_embd", json!(true)), "fitting_net case_film_embd");
+        one(fitting("exclude_types", json!([0])), "fitting_net exclude_types");
+        one(fitting("atom_ener", json!([null, 1.0])), "fitting_net atom_ener");
+        // Set, but without effect on energies.
+        for found in [
+            descriptor("edge_cartesian", json!(true)),
+            model("bridging_method", json!("None")),
+            model("bridging_r_inner", json!(0.5)),
+            fitting("atom_ener", json!([null, null])),
+            read(json!({"ffn_so3_grid": true, "lebedev_quadrature": false}), json!({}), json!({})),
+        ] {
+            assert_eq!(found.unwrap().unsupported(), Vec::<String>::new());
         }
     }
 }

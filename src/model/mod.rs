@@ -25,8 +25,8 @@ impl Model {
     pub fn open(path: &Path, branch: Option<&str>) -> Result<Self> {
         Self::from_checkpoint(&Checkpoint::open(path, branch)?)
     }
-    /// Types the tensors of a checkpoint. Errors: `Format` for a missing tensor, a wrong shape or an unknown value of a
-    /// known option, `Unsupported` for an option that no engine evaluates, by name.
+    /// Types the tensors of a checkpoint. Errors: `Format` for a missing tensor or a wrong shape; `Unsupported`, by
+    /// name, for an unknown value of a known option and for an option that no engine evaluates.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let config = read_config(checkpoint)?;
         let refused = config.unsupported();
@@ -109,4 +109,46 @@ pub fn architecture(config: &Config, parameters: usize) -> String {
         config.n_atten_head,
         if config.n_atten_head == 1 { "" } else { "s" },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn line(descriptor: serde_json::Value) -> String {
+        let params = json!({"type_map": ["O"], "descriptor": descriptor, "fitting_net": {}});
+        architecture(&Config::from_json(&params, 1.1).unwrap(), 1234)
+    }
+
+    #[test]
+    fn the_architecture_is_told_in_one_line() {
+        let expected =
+            "DPA4 (SeZM) version 1.1: lmax 3, 64 channels, 3 blocks x 4 layers, 1 focus, 1 head, 1234 parameters";
+        assert_eq!(line(json!({})), expected);
+        let schedule = line(json!({"l_schedule": [4, 4, 2], "n_focus": 2, "n_atten_head": 4}));
+        assert!(schedule.contains("degrees 4-4-2, 64 channels, 3 blocks"), "{schedule}");
+        assert!(schedule.contains("2 focuses, 4 heads"), "{schedule}");
+        assert!(line(json!({"n_blocks": 0, "lmax": 2})).contains("lmax 2, 64 channels, 0 blocks"));
+    }
+
+    #[test]
+    fn a_checkpoint_becomes_a_model_or_an_error_that_names_the_file() {
+        let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/checkpoint");
+        let model = Model::open(&data.join("tiny.pt"), None).unwrap();
+        assert_eq!((model.elements(), model.cutoff()), (&["O".to_string(), "H".to_string()][..], 4.0));
+        assert!(model.excluded_pairs().is_empty());
+        assert!(model.architecture().contains("lmax 1, 4 channels, 1 blocks x 2 layers, 2 focuses"));
+        let message = Model::open(&data.join("bare.pt"), None).unwrap_err().to_string();
+        assert!(message.contains("bare.pt: tensor ") && message.contains("is missing"), "{message}");
+        // Options that no engine evaluates are refused before a tensor is read, all of them by name.
+        let path = data.join("unsupported.pt");
+        let message = Model::open(&path, None).unwrap_err().to_string();
+        for part in ["unsupported.pt", "does not evaluate", "mlp_bias: true", "layer_scale: true", "bridging_method"] {
+            assert!(message.contains(part), "{message}");
+        }
+        let message = Model::open(&data.join("unknown_value.pt"), None).unwrap_err().to_string();
+        assert!(message.contains("unknown_value.pt") && message.contains("descriptor.basis_type"), "{message}");
+        assert!(message.contains("found gaussian/fix, expected bessel or gaussian"), "{message}");
+    }
 }

@@ -352,11 +352,11 @@ fn grid_net(
     let op = match op {
         GridOp::Glu => GridWeights::Glu,
         GridOp::Mlp => {
-            let width = if both { 2 * channels } else { channels };
+            let (input, hidden) = (if both { 2 * channels } else { channels }, 2 * channels);
             GridWeights::Mlp {
-                left: side("left_proj", width, width)?,
-                right: side("right_proj", width, width)?,
-                out: side("out_proj", width, channels)?,
+                left: side("left_proj", input, hidden)?,
+                right: side("right_proj", input, hidden)?,
+                out: side("out_proj", hidden, channels)?,
             }
         }
         GridOp::Branch { branches } => GridWeights::Branch {

@@ -92,7 +92,10 @@ pub fn create(model: &Model, precision: Precision, device: &str) -> Result<Box<d
                 crate::cpu::create(model, precision)
             }
         },
-        _ => on_gpu(Gpu::open(gpu_ordinal(device)?)?, model, precision),
+        _ => {
+            let gpu = Gpu::open(gpu_ordinal(device)?).map_err(|e| Error::Device(format!("device {device}: {e}")))?;
+            on_gpu(gpu, model, precision)
+        }
     }
 }
 

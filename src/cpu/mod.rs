@@ -67,7 +67,8 @@ pub struct CpuEngine<T> {
     messages: Vec<MessageStage<T>>,
     blocks: Vec<BlockStage<T>>,
     readout: ReadoutStage<T>,
-    fitting: FittingStage<T>,
+    /// In f64 in every precision: it costs nothing beside the edges, and energies are read off its end.
+    fitting: FittingStage<f64>,
     profile: Profile,
     held: usize,
 }
@@ -361,10 +362,11 @@ impl<'a, T: Real> Step<'a, T> {
                 let n = range.len();
                 let x = gather(x, range, len, c);
                 let (d, saved) = engine.readout.forward(n, &x);
-                descriptor.iter_mut().zip(&d).for_each(|(o, &x)| *o = x.wide());
+                let d: Vec<f64> = d.iter().map(|x| x.wide()).collect();
+                descriptor.iter_mut().zip(&d).for_each(|(o, &x)| *o = x);
                 let types = &self.graph.types[range.clone()];
                 let hidden = engine.fitting.forward(&d, types, energy);
-                let grad_d = engine.fitting.adjoint(types, &hidden);
+                let grad_d: Vec<T> = engine.fitting.adjoint(types, &hidden).iter().map(|&x| T::of(x)).collect();
                 let mut tile = engine.readout.adjoint(n, &saved, &grad_d);
                 tile.resize(len * n, T::zero());
                 scatter(&tile, n, c, grad);

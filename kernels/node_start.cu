@@ -111,11 +111,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
   }
 }
 
-/// [s, s n] of an edge.
-DEVFN double coordinate(int a, i64 e, const double* __restrict__ weight, const double* __restrict__ distance,
-                        const double* __restrict__ direction) {
-  const double s = weight[e] / distance[e];
-  return a == 0 ? s : s * direction[3 * e + a - 1];
+/// [s, s n] of an edge; `direction` its own.
+DEVFN double coordinate(int a, double s, const double* __restrict__ direction) {
+  return a == 0 ? s : s * direction[a - 1];
 }
 
 /// One block an atom of [atom0, atom0 + grid): environment matrix[atom][4][EMBED] and x[(l,m)][atom][C], l >=
@@ -133,7 +131,7 @@ extern "C" __global__ void start_sums(i64 first, i64 atom0, const i64* __restric
   for (int i = thread; i < MATRIX; i += threads) {
     real sum = real(0);
     for (i64 e = begin; e < end; ++e) {
-      const real a = static_cast<real>(coordinate(i / EMBED, e, weight, distance, direction));
+      const real a = static_cast<real>(coordinate(i / EMBED, weight[e] / distance[e], direction + 3 * e));
       sum = real_fma(a, g[(e - first) * EMBED + i % EMBED], sum);
     }
     matrix[atom * MATRIX + i] = n * sum;
@@ -257,7 +255,7 @@ DEVFN void zonal_torque(const real* grad, const real* z, double* t) {
 
 /// Adjoint of the edge features: radial[e] and torque[e] (edge order) are set. grad_matrix: of the normalised
 /// matrices; grad_normaliser as completed above. One warp an edge.
-extern "C" __global__ void __launch_bounds__(32 * WARPS)
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     start_edges_adjoint(i64 first, i64 count, const double* __restrict__ distance,
                         const double* __restrict__ direction, const double* __restrict__ weight,
                         const double* __restrict__ weight_slope, const double* __restrict__ normaliser,
@@ -276,7 +274,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const i64 e = first + k, atom = dst[e];
     const real* hidden =
         seed_hidden(s, w, distance[e], {rcut, exponent}, max(node_type[src[e]], 0), max(node_type[atom], 0));
-    const double n = normaliser[atom], we = weight[e], r = distance[e], sw = we / r;
+    // Divisions come first: values around their calls would spill.
+    const double n = normaliser[atom], we = weight[e], inverse = 1.0 / distance[e], sw = we * inverse;
     double dw = 0.0, dr = 0.0, t[3] = {0.0, 0.0, 0.0};
     // GIE: n z rho.
     const real factor = WEIGHTED ? static_cast<real>(we) : real(1);
@@ -333,7 +332,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     for (int j = lane; j < EMBED; j += 32) {
       real sum = real(0);
       for (int q = 0; q < 4; ++q) {
-        const real x = static_cast<real>(n * coordinate(q, e, weight, distance, direction));
+        const real x = static_cast<real>(n * coordinate(q, sw, direction + 3 * e));
         sum = real_fma(x, dm[q * EMBED + j], sum);
       }
       a.grad[j] = sum;
@@ -360,8 +359,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
       const double grad_s =
           of_coordinate[0] + of_coordinate[1] * u.x + of_coordinate[2] * u.y + of_coordinate[3] * u.z;
       const double3d turn = cross3(u, {sw * of_coordinate[1], sw * of_coordinate[2], sw * of_coordinate[3]});
-      dw += grad_s / r - grad_normaliser[atom] * n * n * n * we;
-      radial[e] = dr - grad_s * sw / r + dw * weight_slope[e];
+      dw += grad_s * inverse - grad_normaliser[atom] * n * n * n * we;
+      radial[e] = dr - grad_s * sw * inverse + dw * weight_slope[e];
       torque[3 * e] = t[0] + turn.x;
       torque[3 * e + 1] = t[1] + turn.y;
       torque[3 * e + 2] = t[2] + turn.z;

@@ -46,6 +46,10 @@ DEVFN i64 grid_thread() { return static_cast<i64>(blockIdx.x) * blockDim.x + thr
 DEVFN i64 grid_threads() { return static_cast<i64>(gridDim.x) * blockDim.x; }
 DEVFN int lane_index() { return static_cast<int>(threadIdx.x & 31); }
 DEVFN int warp_index() { return static_cast<int>(threadIdx.x >> 5); }
+/// Edge number of place k of a chunk: from a list or consecutive.
+DEVFN i64 edge_at(const u32* __restrict__ list, i64 first, i64 k) {
+  return list ? static_cast<i64>(list[first + k]) : first + k;
+}
 
 // ---- vectors
 

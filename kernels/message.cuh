@@ -71,8 +71,3 @@ DEVFN void rotate_transposed(const real* __restrict__ record, const real* y, rea
     UNROLL for (int k = 0; k < 2 * l + 1; ++k) x[l * l + k] = real_fma(d[k], y[row], x[l * l + k]);
   });
 }
-
-/// Edge number of place k of a chunk: from a list or consecutive.
-DEVFN i64 edge_at(const u32* __restrict__ list, i64 first, i64 k) {
-  return list ? static_cast<i64>(list[first + k]) : first + k;
-}

@@ -5,6 +5,7 @@
 // -DLMAX: node degree. -DCHANNELS. -DWEIGHTED. Seed widths -DEMBED (de), -DAXIS (da), -DSEED_RADIAL (dr),
 // -DSEED_HIDDEN (dh). -DWARPS of a block. -DFILM_NORM. Radial shape as in radial.cuh.
 #include "radial.cuh"
+#include "torque.cuh"
 
 constexpr int PACKED = (LMAX + 1) * (LMAX + 1);
 constexpr int RHO = LMAX * CHANNELS;
@@ -236,8 +237,7 @@ DEVFN void zonal_torque(const real* grad, const real* z, double* t) {
   for (int l = 1; l <= LMAX; ++l) {
     for (int m = lane_index(); m < l; m += 32) {
       const int o = l * l + l;
-      const double g =
-          m == 0 ? sqrt(0.5 * l * (l + 1)) : 0.5 * sqrt(static_cast<double>((l - m) * (l + m + 1)));
+      const double g = generator_size(l, m);
       if (m == 0) {
         t[0] += g * (grad[o] * z[o - 1] - grad[o - 1] * z[o]);
         t[1] += g * (grad[o] * z[o + 1] - grad[o + 1] * z[o]);

@@ -8,11 +8,6 @@
 
 constexpr int WARPS = 4;
 
-/// Edge number of place k of a chunk: from a list or consecutive.
-DEVFN i64 edge_at(const u32* __restrict__ list, i64 first, i64 k) {
-  return list ? static_cast<i64>(list[first + k]) : first + k;
-}
-
 /// kernel[k][COLUMNS] of the chunk's edges. Any grid of blocks of 128 threads.
 extern "C" __global__ void __launch_bounds__(128)
     radial_forward(const u32* __restrict__ list, i64 first, i64 count, const double* __restrict__ distance,

@@ -7,7 +7,7 @@ use super::real::{Into, Real, activated, axpy, dense, dot, matmul, matmul_transp
 use super::scratch::Buffer;
 use crate::graph::Graph;
 use crate::model::config::{Activation, Config, EnvWidths};
-use crate::model::merge::multiply;
+use crate::model::merge::seed_maps;
 use crate::model::parameters::{EnvSeed, Matrix};
 
 /// Coordinates of an edge in the environment matrix: `[s, s n]`.
@@ -41,19 +41,14 @@ pub struct SeedForward<T: Real> {
 impl<T: Real> EnvironmentSeed<T> {
     pub fn new(config: &Config, seed: &EnvSeed<f64>) -> Self {
         let widths = config.env_widths();
-        let rows = |first: usize, count: usize| Matrix {
-            rows: count,
-            cols: seed.g1.cols,
-            data: seed.g1.data[first * seed.g1.cols..(first + count) * seed.g1.cols].to_vec(),
-        };
-        let (dr, dt) = (widths.radial, widths.types);
+        let maps = seed_maps(seed);
         EnvironmentSeed {
             widths,
             channels: config.channels,
             rbf: seed.rbf1.cast(&T::of),
-            merged: multiply(&seed.rbf2, &rows(0, dr)).cast(&T::of),
-            source_types: multiply(&seed.type_embedding, &rows(dr, dt)).cast(&T::of),
-            destination_types: multiply(&seed.type_embedding, &rows(dr + dt, dt)).cast(&T::of),
+            merged: maps.radial.cast(&T::of),
+            source_types: maps.source_types.cast(&T::of),
+            destination_types: maps.destination_types.cast(&T::of),
             g2: seed.g2.cast(&T::of),
             output: seed.output.cast(&T::of),
             film_norm: seed.film_norm.as_ref().map(|n| n.each_ref().map(|v| v.iter().map(|&x| T::of(x)).collect())),

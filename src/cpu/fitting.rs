@@ -15,7 +15,6 @@ pub struct FittingStage<T> {
 
 impl<T: Real> FittingStage<T> {
     pub fn new(fitting: &Fitting<f64>, activation: Activation) -> Self {
-        let shift = |(a, b): (&f64, &f64)| a + b + fitting.output_bias;
         FittingStage {
             hidden: fitting
                 .hidden
@@ -23,7 +22,7 @@ impl<T: Real> FittingStage<T> {
                 .map(|(m, b)| (m.cast(&T::of), b.iter().map(|&x| T::of(x)).collect()))
                 .collect(),
             output: fitting.output.iter().map(|&x| T::of(x)).collect(),
-            shift: fitting.type_bias.iter().zip(&fitting.out_bias).map(shift).collect(),
+            shift: fitting.shifts(),
             activation,
         }
     }

@@ -38,14 +38,12 @@ pub struct StartInput<'a, T> {
 impl<T: Real> NodeStart<T> {
     pub fn new(config: &Config, weights: &Parameters<f64>) -> Self {
         let (c, degree) = (config.channels, config.node_lmax());
-        let last = &weights.radial.last;
-        let data = (0..last.rows).flat_map(|r| last.row(r)[c..].iter().map(|&x| T::of(x))).collect();
         NodeStart {
             channels: c,
             degree,
             type_embedding: weights.type_embedding.cast(&T::of),
             seed: weights.env_seed.as_ref().map(|s| EnvironmentSeed::new(config, s)),
-            radial_last: Matrix { rows: last.rows, cols: degree * c, data },
+            radial_last: weights.radial.last.columns(c, degree * c).cast(&T::of),
             weighted: config.version >= 1.1,
             generators: Generators::new(degree),
         }

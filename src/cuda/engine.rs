@@ -7,7 +7,7 @@ use super::machine::Machine;
 use super::node::{FfnForward, FfnStage, FittingStage, Rows, ScalarGrid, copy_rows};
 use super::products::transpose;
 use super::start::StartStage;
-use super::{Args, CudaError, Plain, Program, Real, sources};
+use super::{Args, CudaError, MemoryPlan, Plain, Program, Real, sources};
 use crate::engine::{Engine, Evaluation, Exchange, Request};
 use crate::graph::Graph;
 use crate::model::config::{Activation, Basis, Config, Readout};
@@ -175,8 +175,42 @@ enum LastForward<T> {
 pub struct DeviceEngine<M: Machine, T> {
     machine: M,
     stages: Stages<T>,
-    /// The step's memory: address and bytes.
+    /// The step's memory: address and bytes, and what it was counted for.
     step: (u64, usize),
+    planned: Extent,
+}
+
+/// What the memory of a step grows with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Extent {
+    owned: usize,
+    nodes: usize,
+    edges: usize,
+    /// Edges of the largest chunk.
+    chunk: usize,
+    want: Request,
+}
+
+impl Extent {
+    fn of(graph: &Graph, want: Request) -> Self {
+        let largest = |starts: &[usize]| chunks(starts).iter().map(|(_, edges)| edges.len()).max().unwrap_or(0);
+        Extent {
+            owned: graph.n_owned,
+            nodes: graph.n_nodes(),
+            edges: graph.n_edges(),
+            chunk: largest(&graph.dst_start).max(largest(&graph.src_start)),
+            want,
+        }
+    }
+    /// Whether memory for `self` does for `other`: it grows with each of the numbers.
+    fn covers(&self, other: &Self) -> bool {
+        (self.want.atom_virial || !other.want.atom_virial)
+            && (self.want.descriptor || !other.want.descriptor)
+            && self.owned >= other.owned
+            && self.nodes >= other.nodes
+            && self.edges >= other.edges
+            && self.chunk >= other.chunk
+    }
 }
 
 /// A model's stages on a machine.
@@ -257,7 +291,7 @@ impl<M: Machine, T: Scalar> DeviceEngine<M, T> {
             constant_bytes,
             marker: std::marker::PhantomData,
         };
-        Ok(DeviceEngine { machine, stages, step: (0, 0) })
+        Ok(DeviceEngine { machine, stages, step: (0, 0), planned: Extent::default() })
     }
 
     /// The machine.
@@ -265,37 +299,30 @@ impl<M: Machine, T: Scalar> DeviceEngine<M, T> {
         &mut self.machine
     }
 
-    /// Memory for a step of this graph: counted by a dry run, checked, allocated.
+    /// Memory for a step of this graph: counted by a dry run, checked, allocated. An MD step that needs no more than one
+    /// before it counts nothing.
     fn prepare(&mut self, graph: &Graph, want: Request) -> Result<()> {
-        // A dry run never calls its machine.
+        let extent = Extent::of(graph, want);
+        if self.planned.covers(&extent) {
+            return Ok(());
+        }
         let mut nobody = Nobody { programs: Vec::new() };
         let mut ctx = Context::dry(&mut nobody);
         self.stages.run(&mut ctx, graph, want)?;
         let needed = ctx.peak();
-        if needed <= self.step.1 {
-            return Ok(());
+        if needed > self.step.1 {
+            if self.step.1 > 0 {
+                self.machine.free(self.step.0);
+                self.step = (0, 0);
+            }
+            // Some room for a neighbour list that grows a little between two steps.
+            let size = needed + needed / 32;
+            if let Some(free) = self.machine.available() {
+                MemoryPlan::new().growing("one step", size).check(free as u64, graph.n_owned)?;
+            }
+            self.step = (self.machine.allocate(size)?, size);
         }
-        if self.step.1 > 0 {
-            self.machine.free(self.step.0);
-            self.step = (0, 0);
-        }
-        // Some room for a neighbour list that grows a little between two steps.
-        let size = needed + needed / 32;
-        if let Some(free) = self.machine.available()
-            && size > free
-        {
-            let per_atom = (needed / graph.n_owned.max(1)).max(1);
-            return Err(Error::OutOfMemory(format!(
-                "a step of {} atoms and {} edges needs {:.2} GB on the device and {:.2} GB are free: about {} atoms \
-                 would fit; use more devices or a smaller system",
-                graph.n_owned,
-                graph.n_edges(),
-                size as f64 * 1e-9,
-                free as f64 * 1e-9,
-                free / per_atom
-            )));
-        }
-        self.step = (self.machine.allocate(size)?, size);
+        self.planned = extent;
         Ok(())
     }
 }

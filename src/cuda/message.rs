@@ -33,7 +33,6 @@ pub struct MessageStage {
     rotate_mix: usize,
     basis: u64,
     wigner: usize,
-    wigner_launch: usize,
     stack: usize,
     products: usize,
     layers: Vec<Layer>,
@@ -186,7 +185,6 @@ impl MessageStage {
             rotate_mix: programs.add(rotate_mix),
             basis: basis.map_or(Ok(0), |b| constants.real::<T>(&b.data))?,
             wigner: programs.add(super::wigner::program::<T>(l)),
-            wigner_launch: l,
             stack: programs.add(stack),
             products: programs.products::<T>(),
             layers,
@@ -252,7 +250,7 @@ impl MessageStage {
             gathered
         };
         let args = Args::new().address(vec.address).address(records.address).value(n as i64);
-        ctx.run(self.wigner, "wigner_assemble", super::wigner::launch(self.wigner_launch, n), args)?;
+        ctx.run(self.wigner, "wigner_assemble", super::wigner::launch(self.degree, n), args)?;
         let args = Args::new().address(list).value(first).value(n as i64).address(e.src.address);
         let args = args.address(records.address).address(kernel.address).address(self.basis);
         let args = args.address(nodes.rows.data.address).value(nodes.rows.plane as i64);

@@ -905,13 +905,11 @@ impl FittingStage {
                 matrix.cols / 2,
             ));
         }
-        let shift: Vec<f64> =
-            fitting.type_bias.iter().zip(&fitting.out_bias).map(|(a, b)| a + b + fitting.output_bias).collect();
         Ok(FittingStage {
             program: programs.add(program),
             hidden,
             output: constants.real::<T>(&fitting.output)?,
-            shift: constants.keep(&shift)?,
+            shift: constants.keep(&fitting.shifts())?,
             width: fitting.output.len(),
             channels,
         })

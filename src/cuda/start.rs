@@ -8,7 +8,7 @@ use super::products::transpose;
 use super::{Args, Launch, Program, Result, sources};
 use crate::model::Parameters;
 use crate::model::config::{Config, EnvWidths};
-use crate::model::merge::multiply;
+use crate::model::merge::seed_maps;
 use crate::model::parameters::Matrix;
 
 /// Weights of the start values.
@@ -70,30 +70,18 @@ impl StartStage {
         let seed = match &weights.env_seed {
             None => None,
             Some(s) => {
-                let part = |first: usize, count: usize| Matrix {
-                    rows: count,
-                    cols: s.g1.cols,
-                    data: s.g1.data[first * s.g1.cols..(first + count) * s.g1.cols].to_vec(),
-                };
-                let merged = multiply(&s.rbf2, &part(0, widths.radial));
-                let source = multiply(&s.type_embedding, &part(widths.radial, widths.types));
-                let destination = multiply(&s.type_embedding, &part(widths.radial + widths.types, widths.types));
-                let full = &weights.radial.last;
-                let last = Matrix {
-                    rows: full.rows,
-                    cols: full.cols - c,
-                    data: (0..full.rows).flat_map(|r| full.row(r)[c..].iter().copied()).collect(),
-                };
+                let maps = seed_maps(s);
+                let last = weights.radial.last.columns(c, degree * c);
                 let mut keep = |m: &Matrix<f64>| constants.real::<T>(&m.data);
                 let weights = [
                     keep(&s.rbf1)?,
                     keep(&transpose(&s.rbf1))?,
-                    keep(&merged)?,
-                    keep(&transpose(&merged))?,
+                    keep(&maps.radial)?,
+                    keep(&transpose(&maps.radial))?,
                     keep(&s.g2)?,
                     keep(&transpose(&s.g2))?,
-                    keep(&source)?,
-                    keep(&destination)?,
+                    keep(&maps.source_types)?,
+                    keep(&maps.destination_types)?,
                     keep(&last)?,
                     keep(&transpose(&last))?,
                     radial.weights,

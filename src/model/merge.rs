@@ -1,7 +1,7 @@
 //! Linear maps that follow each other without anything between them, multiplied once in f64: fewer products a step.
 
 use super::parameters::{
-    Convolution, DegreeLinear, Ffn, FfnNonlinearity, GridNet, GridWeights, Matrix, NodeProduct, Parameters,
+    Convolution, DegreeLinear, EnvSeed, Ffn, FfnNonlinearity, GridNet, GridWeights, Matrix, NodeProduct, Parameters,
 };
 
 /// The linear maps in front of a grid operation: degree-wise map, frames and the operation's own projections in one.
@@ -30,12 +30,6 @@ pub fn multiply(a: &Matrix<f64>, b: &Matrix<f64>) -> Matrix<f64> {
     Matrix { rows: a.rows, cols: b.cols, data }
 }
 
-/// Columns `first .. first + count`.
-fn columns(m: &Matrix<f64>, first: usize, count: usize) -> Matrix<f64> {
-    let data = (0..m.rows).flat_map(|r| m.row(r)[first..first + count].iter().copied()).collect();
-    Matrix { rows: m.rows, cols: count, data }
-}
-
 /// Matrices of equal height side by side.
 fn side_by_side(parts: &[Matrix<f64>]) -> Matrix<f64> {
     let rows = parts[0].rows;
@@ -51,7 +45,7 @@ pub fn ffn_input(ffn: &Ffn<f64>) -> Option<GridInput> {
     };
     let (frames, c) = (net.frames, net.channels);
     // Frame k of the two halves of a degree's map.
-    let half = |w: &Matrix<f64>, side: usize, k: usize| columns(w, (side * frames + k) * c, c);
+    let half = |w: &Matrix<f64>, side: usize, k: usize| w.columns((side * frames + k) * c, c);
     let map = |side: usize| {
         let frame = |w: &Matrix<f64>, k: usize| match &net.op {
             GridWeights::Glu => half(w, side, k),
@@ -76,9 +70,9 @@ pub fn product_input(product: &NodeProduct<f64>) -> GridInput {
     let (frames, c) = (net.frames, net.channels);
     let map = |side: usize| {
         let frame = |w: &Matrix<f64>, k: usize| match &net.op {
-            GridWeights::Glu => columns(w, k * c, c),
+            GridWeights::Glu => w.columns(k * c, c),
             GridWeights::Mlp { left, right, .. } | GridWeights::Branch { left, right, .. } => {
-                multiply(&columns(w, k * c, c), if side == 0 { left } else { right })
+                multiply(&w.columns(k * c, c), if side == 0 { left } else { right })
             }
         };
         let degree = |w: &Matrix<f64>| side_by_side(&(0..frames).map(|k| frame(w, k)).collect::<Vec<_>>());
@@ -111,17 +105,13 @@ pub fn radial_kernel(weights: &Parameters<f64>, convolution: &Convolution<f64>, 
         None => m,
     };
     let last = &weights.radial.last;
-    let degree: Vec<Matrix<f64>> = (0..=l).map(|l| project(columns(last, l * channels, channels))).collect();
+    let degree: Vec<Matrix<f64>> = (0..=l).map(|l| project(last.columns(l * channels, channels))).collect();
     let types = project(weights.type_embedding.clone());
     let w = types.cols;
     let (mut edge, mut of_types) = match &convolution.degree_mixer {
         None => (side_by_side(&degree), side_by_side(&vec![types.clone(); l + 1])),
         Some(mixer) => {
-            let block = |l: usize| Matrix {
-                rows: w,
-                cols: mixer.weight.cols,
-                data: mixer.weight.data[l * w * mixer.weight.cols..(l + 1) * w * mixer.weight.cols].to_vec(),
-            };
+            let block = |l: usize| mixer.weight.row_block(l * w, w);
             let blocks: Vec<Matrix<f64>> = (0..=l).map(block).collect();
             let edge = degree.iter().zip(&blocks).map(|(d, b)| multiply(d, b)).reduce(add);
             let types = blocks.iter().map(|b| multiply(&types, b)).reduce(add);
@@ -157,4 +147,25 @@ fn block_diagonal(parts: &[Matrix<f64>]) -> Matrix<f64> {
         c0 += m.cols;
     }
     out
+}
+
+/// Edge maps of the environment seed (SPEC 6): the second radial layer and the radial rows of the first layer of `g` in
+/// one, and that layer's type rows summed once a type.
+#[derive(Debug, Clone)]
+pub struct SeedMaps {
+    /// dr x dh.
+    pub radial: Matrix<f64>,
+    /// n_types x dh.
+    pub source_types: Matrix<f64>,
+    pub destination_types: Matrix<f64>,
+}
+
+/// Merges the edge maps of an environment seed.
+pub fn seed_maps(seed: &EnvSeed<f64>) -> SeedMaps {
+    let (dr, dt) = (seed.rbf2.cols, seed.type_embedding.cols);
+    SeedMaps {
+        radial: multiply(&seed.rbf2, &seed.g1.row_block(0, dr)),
+        source_types: multiply(&seed.type_embedding, &seed.g1.row_block(dr, dt)),
+        destination_types: multiply(&seed.type_embedding, &seed.g1.row_block(dr + dt, dt)),
+    }
 }

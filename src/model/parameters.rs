@@ -15,7 +15,17 @@ impl<T: Copy> Matrix<T> {
     }
     /// The same matrix in another number type.
     pub fn cast<U>(&self, to: &impl Fn(T) -> U) -> Matrix<U> {
-        Matrix { rows: self.rows, cols: self.cols, data: vector(&self.data, to) }
+        Matrix { rows: self.rows, cols: self.cols, data: self.data.iter().map(|&x| to(x)).collect() }
+    }
+    /// Columns `first .. first + count`.
+    pub fn columns(&self, first: usize, count: usize) -> Self {
+        let data = (0..self.rows).flat_map(|r| self.row(r)[first..first + count].iter().copied()).collect();
+        Matrix { rows: self.rows, cols: count, data }
+    }
+    /// Rows `first .. first + count`.
+    pub fn row_block(&self, first: usize, count: usize) -> Self {
+        let data = self.data[first * self.cols..(first + count) * self.cols].to_vec();
+        Matrix { rows: count, cols: self.cols, data }
     }
 }
 
@@ -223,152 +233,9 @@ pub struct Fitting<T> {
     pub out_bias: Vec<f64>,
 }
 
-fn vector<T: Copy, U>(v: &[T], to: &impl Fn(T) -> U) -> Vec<U> {
-    v.iter().map(|&x| to(x)).collect()
-}
-fn matrices<T: Copy, U>(v: &[Matrix<T>], to: &impl Fn(T) -> U) -> Vec<Matrix<U>> {
-    v.iter().map(|m| m.cast(to)).collect()
-}
-
-impl<T: Copy> Parameters<T> {
-    /// The same weights in another number type.
-    pub fn cast<U>(&self, to: &impl Fn(T) -> U) -> Parameters<U> {
-        Parameters {
-            type_embedding: self.type_embedding.cast(to),
-            env_seed: self.env_seed.as_ref().map(|e| e.cast(to)),
-            radial_frequencies: self.radial_frequencies.clone(),
-            radial: RadialNet {
-                hidden: self
-                    .radial
-                    .hidden
-                    .iter()
-                    .map(|(m, scale)| (m.cast(to), scale.as_ref().map(|s| vector(s, to))))
-                    .collect(),
-                last: self.radial.last.cast(to),
-            },
-            blocks: self.blocks.iter().map(|b| b.cast(to)).collect(),
-            readout: self.readout.iter().map(|f| f.cast(to)).collect(),
-            fitting: Fitting {
-                hidden: self.fitting.hidden.iter().map(|(m, b)| (m.cast(to), vector(b, to))).collect(),
-                output: vector(&self.fitting.output, to),
-                output_bias: to(self.fitting.output_bias),
-                type_bias: vector(&self.fitting.type_bias, to),
-                out_bias: self.fitting.out_bias.clone(),
-            },
-        }
-    }
-}
-
-impl<T: Copy> EnvSeed<T> {
-    fn cast<U>(&self, to: &impl Fn(T) -> U) -> EnvSeed<U> {
-        EnvSeed {
-            rbf1: self.rbf1.cast(to),
-            rbf2: self.rbf2.cast(to),
-            type_embedding: self.type_embedding.cast(to),
-            g1: self.g1.cast(to),
-            g2: self.g2.cast(to),
-            output: self.output.cast(to),
-            film_norm: self.film_norm.as_ref().map(|[a, b]| [vector(a, to), vector(b, to)]),
-            film_strength: self.film_strength.map(to),
-        }
-    }
-}
-
-impl<T: Copy> Block<T> {
-    fn cast<U>(&self, to: &impl Fn(T) -> U) -> Block<U> {
-        Block {
-            pre_so2_norm: self.pre_so2_norm.as_ref().map(|n| n.cast(to)),
-            convolution: self.convolution.cast(to),
-            post_so2_norm: self.post_so2_norm.as_ref().map(|n| n.cast(to)),
-            ffns: self
-                .ffns
-                .iter()
-                .map(|u| FfnUnit {
-                    pre_norm: u.pre_norm.as_ref().map(|n| n.cast(to)),
-                    ffn: u.ffn.cast(to),
-                    post_norm: u.post_norm.as_ref().map(|n| n.cast(to)),
-                })
-                .collect(),
-        }
-    }
-}
-
-impl<T: Copy> EquivariantNorm<T> {
-    fn cast<U>(&self, to: &impl Fn(T) -> U) -> EquivariantNorm<U> {
-        EquivariantNorm { scale: self.scale.cast(to), bias: vector(&self.bias, to), eps: self.eps }
-    }
-}
-
-impl<T: Copy> Convolution<T> {
-    fn cast<U>(&self, to: &impl Fn(T) -> U) -> Convolution<U> {
-        Convolution {
-            pre_mix: matrices(&self.pre_mix, to),
-            radial_projection: self.radial_projection.as_ref().map(|m| m.cast(to)),
-            degree_mixer: self
-                .degree_mixer
-                .as_ref()
-                .map(|d| DegreeMixer { weight: d.weight.cast(to), basis: d.basis.as_ref().map(|b| b.cast(to)) }),
-            layers: self
-                .layers
-                .iter()
-                .map(|l| So2Layer {
-                    m0: matrices(&l.m0, to),
-                    m: l.m.iter().map(|m| matrices(m, to)).collect(),
-                    gate: l.gate.as_ref().map(|g| matrices(g, to)),
-                    gated: l.gated,
-                })
-                .collect(),
-            competition: self
-                .competition
-                .as_ref()
-                .map(|c| Competition { norm: c.norm.as_ref().map(|n| n.cast(to)), weight: c.weight.cast(to) }),
-            attention: self.attention.as_ref().map(|a| Attention {
-                qk_norm: a.qk_norm.cast(to),
-                query: matrices(&a.query, to),
-                key: matrices(&a.key, to),
-                radial_logit: matrices(&a.radial_logit, to),
-                null_mass: a.null_mass.cast(to),
-                gate_norm: a.gate_norm.cast(to),
-                gate: matrices(&a.gate, to),
-            }),
-            product: self.product.as_ref().map(|p| NodeProduct {
-                expand: matrices(&p.expand, to),
-                net: p.net.cast(to),
-                contract: matrices(&p.contract, to),
-                residual_scale: p.residual_scale.cast(to),
-            }),
-            post_mix: matrices(&self.post_mix, to),
-        }
-    }
-}
-
-impl<T: Copy> GridNet<T> {
-    fn cast<U>(&self, to: &impl Fn(T) -> U) -> GridNet<U> {
-        let op = match &self.op {
-            GridWeights::Glu => GridWeights::Glu,
-            GridWeights::Mlp { left, right, out } => {
-                GridWeights::Mlp { left: left.cast(to), right: right.cast(to), out: out.cast(to) }
-            }
-            GridWeights::Branch { left, right, router, out } => GridWeights::Branch {
-                left: left.cast(to),
-                right: right.cast(to),
-                router: router.cast(to),
-                out: out.cast(to),
-            },
-        };
-        GridNet { frames: self.frames, channels: self.channels, op, scalar_gate: matrices(&self.scalar_gate, to) }
-    }
-}
-
-impl<T: Copy> Ffn<T> {
-    fn cast<U>(&self, to: &impl Fn(T) -> U) -> Ffn<U> {
-        let nonlinearity = match &self.nonlinearity {
-            FfnNonlinearity::So3Grid { k, net } => FfnNonlinearity::So3Grid { k: *k, net: net.cast(to) },
-            FfnNonlinearity::S2Grid { net } => FfnNonlinearity::S2Grid { net: net.cast(to) },
-            FfnNonlinearity::Gated { hidden, glu, gate } => {
-                FfnNonlinearity::Gated { hidden: *hidden, glu: *glu, gate: gate.as_ref().map(|g| g.cast(to)) }
-            }
-        };
-        Ffn { linear1: matrices(&self.linear1, to), nonlinearity, linear2: matrices(&self.linear2, to) }
+impl Fitting<f64> {
+    /// Energy shift of each type, eV: biases of the net and of the data set.
+    pub fn shifts(&self) -> Vec<f64> {
+        self.type_bias.iter().zip(&self.out_bias).map(|(a, b)| a + b + self.output_bias).collect()
     }
 }

@@ -112,13 +112,13 @@ impl Tensors<'_> {
     /// `weight (rows, focuses * cols)` as one matrix a focus.
     fn focus_linear(&self, name: &str, rows: usize, focuses: usize, cols: usize) -> Result<Vec<Matrix<f64>>> {
         let whole = self.matrix(&format!("{name}.weight"), rows, focuses * cols)?;
-        Ok((0..focuses).map(|f| columns(&whole, f * cols, cols)).collect())
+        Ok((0..focuses).map(|f| whole.columns(f * cols, cols)).collect())
     }
     /// A tensor `(rows, focuses, cols)` as one `rows x cols` matrix a focus.
     fn per_focus(&self, name: &str, rows: usize, focuses: usize, cols: usize) -> Result<Vec<Matrix<f64>>> {
         let data = self.read(name, &[rows, focuses, cols])?;
         let whole = Matrix { rows, cols: focuses * cols, data };
-        Ok((0..focuses).map(|f| columns(&whole, f * cols, cols)).collect())
+        Ok((0..focuses).map(|f| whole.columns(f * cols, cols)).collect())
     }
     fn equivariant_norm(&self, name: &str, degree: usize, channels: usize, eps: f64) -> Result<EquivariantNorm<f64>> {
         Ok(EquivariantNorm {
@@ -131,12 +131,6 @@ impl Tensors<'_> {
             eps,
         })
     }
-}
-
-/// Columns `first .. first + count` of a matrix.
-fn columns(m: &Matrix<f64>, first: usize, count: usize) -> Matrix<f64> {
-    let data = (0..m.rows).flat_map(|r| m.row(r)[first..first + count].iter().copied()).collect();
-    Matrix { rows: m.rows, cols: count, data }
 }
 
 /// A type table without its last row, which is padding (SPEC 1.1).
@@ -285,7 +279,7 @@ fn so2_layer(
         let n = (l - m + 1) * cf;
         let w = t.matrix(&format!("{linear}.weight_m.{}", m - 1), n, focuses * 2 * n)?;
         orders.push(
-            (0..focuses).map(|f| complex_matrix(&columns(&w, f * 2 * n, n), &columns(&w, f * 2 * n + n, n))).collect(),
+            (0..focuses).map(|f| complex_matrix(&w.columns(f * 2 * n, n), &w.columns(f * 2 * n + n, n))).collect(),
         );
     }
     let gate = if gated && l > 0 {
@@ -293,7 +287,7 @@ fn so2_layer(
     } else {
         None
     };
-    Ok(So2Layer { m0: (0..focuses).map(|f| columns(&m0, f * n0, n0)).collect(), m: orders, gate, gated })
+    Ok(So2Layer { m0: (0..focuses).map(|f| m0.columns(f * n0, n0)).collect(), m: orders, gate, gated })
 }
 
 /// `out- = in- U - in+ V`, `out+ = in- V + in+ U` as one matrix on (in-, in+) (SPEC 8.2, step 5).
